@@ -1,0 +1,107 @@
+// What the kernels compute, as plain structs that host and device share. Free of torch and of CUDA.
+//
+// A problem is a set of rows, each `columns` long. Rows are addressed by a short list of dimensions with one stride per
+// operand, so masks broadcast (stride 0), transposed leading dimensions and storage offsets need no copy. The query
+// index of a row (dim -2 of x), its batch index and its head index are operands too, with strides like any other: the
+// dimension that is dim -2 of x has query stride 1, every other has 0.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define SMS_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define SMS_HOST_DEVICE inline
+#endif
+
+namespace sms {
+
+enum class Element : uint8_t { float16, bfloat16, float32, float64 };
+
+// `same` is a float mask in x's dtype; `float32` a float32 mask for a 16-bit x.
+enum class MaskKind : uint8_t { none, boolean, same, float32 };
+
+enum class Direction : uint8_t { forward, backward };
+
+constexpr int element_bytes(Element element) {
+  return element == Element::float64 ? 8 : element == Element::float32 ? 4 : 2;
+}
+
+// Operands of a row. Forward: input = x, second = mask, output = y. Backward: input = y, second = grad, output = dx.
+enum Operand : int { kInput, kSecond, kOutput, kQuery, kBatch, kHead, kOperands };
+
+// One dimension of the row index; strides in elements of the operand (bytes are the kernel's affair).
+struct RowDim {
+  int64_t size;
+  int64_t stride[kOperands];
+};
+
+// torch itself stops at 64 dimensions in its iterators.
+inline constexpr int kMaxRowDims = 64;
+
+// The row index space, outermost dimension first; no dimensions means one row. Entries past `dims` are unset.
+struct Rows {
+  int dims = 0;
+  RowDim dim[kMaxRowDims];
+
+  int64_t count() const {
+    int64_t rows = 1;
+    for (int d = 0; d < dims; ++d) rows *= dim[d].size;
+    return rows;
+  }
+};
+
+// Live columns of row i are [max(0, i + begin), min(columns, i + end)), i the query index: the exclusions by position
+// (is_causal, window, both with diagonal) as one interval. Canonicalization clamps begin and end to about
+// [-Sq, columns], so sums with a query index cannot overflow. Nothing is excluded where begin <= -(Sq - 1) and
+// end >= columns; `active` is false then.
+struct Band {
+  bool active;
+  int64_t begin;
+  int64_t end;
+};
+
+struct ColumnRange {
+  int64_t begin;  // first live column
+  int64_t end;    // one past the last live column; end <= begin: no column is live
+};
+
+SMS_HOST_DEVICE ColumnRange live_columns(const Band& band, int64_t columns, int64_t query) {
+  int64_t begin = query + band.begin;
+  int64_t end = query + band.end;
+  return {begin > 0 ? begin : 0, end < columns ? (end > 0 ? end : 0) : columns};
+}
+
+struct ForwardProblem {
+  Element element;       // dtype of x and y
+  MaskKind mask_kind;
+  Band band;
+  int64_t columns;       // Sk, >= 1
+  double scale;          // finite; multiplied in float32 (float64 for float64 x)
+  const void* x;         // column stride is 1
+  const void* mask;      // null where mask_kind is none; true = excluded for boolean
+  int64_t mask_column_stride;  // any value, 0 included
+  void* y;               // column stride is 1; may be x itself with the same strides (in-place form)
+  const void* key_lengths;     // null, or int32/int64 per batch index: later
+  bool key_lengths_64;
+  const void* sink;            // null, or one logit per head index: later
+  Rows rows;             // count() >= 1
+};
+
+// dx = scale * y * (grad - sum(grad * y)) over the live columns, where a cell with y == 0 takes part as if its grad
+// were 0 (an excluded cell's gradient is zero whatever grad holds there, NaN included); columns outside the band get 0.
+struct BackwardProblem {
+  Element element;       // dtype of grad, y and dx
+  Band band;
+  int64_t columns;
+  double scale;
+  const void* y;         // column stride is 1
+  const void* grad;
+  int64_t grad_column_stride;  // 1, or 0 for an expanded gradient
+  void* dx;              // column stride is 1; never aliases grad or y
+  const void* key_lengths;
+  bool key_lengths_64;
+  Rows rows;
+};
+
+}  // namespace sms
