@@ -1,0 +1,194 @@
+"""Argument checks in Python, for fake tensors, for devices without a native kernel and for wheels without the library.
+
+The native twin is ``src/canonicalize.cpp``; ``tests/error_cases.py`` holds both to the same texts.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+_PREFIX = "scaled_mask_softmax: "
+_SIXTEEN_BIT = (torch.float16, torch.bfloat16)
+_SUPPORTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+def is_per_sample(x: torch.Tensor, mask: torch.Tensor) -> bool:
+    """A 3-D mask for a 4-D x has one entry per sample: dimension 0 is the batch, and heads broadcast."""
+    return x.dim() == 4 and mask.dim() == 3
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return str(list(tensor.shape))
+
+
+def _check_layout(tensor: torch.Tensor, name: str) -> None:
+    if tensor.layout != torch.strided:
+        raise ValueError(
+            f"{_PREFIX}{name} has layout {tensor.layout}; expected a dense (strided) tensor. Use {name}.to_dense()."
+        )
+
+
+def _check_element(x: torch.Tensor, name: str) -> None:
+    if x.dtype not in _SUPPORTED:
+        raise TypeError(
+            f"{_PREFIX}{name} has dtype {x.dtype}; expected torch.float16, torch.bfloat16, torch.float32 or "
+            f"torch.float64. Convert it, for example with {name}.float()."
+        )
+    _check_layout(x, name)
+    if x.dim() == 0:
+        raise ValueError(
+            f"{_PREFIX}{name} has shape [] (rank 0); expected at least one dimension, [..., Sq, Sk]. "
+            f"Use {name}.unsqueeze(0) for a row of one score."
+        )
+
+
+def _check_options(x: torch.Tensor, scale: float, window: int | None, key_lengths: torch.Tensor | None) -> None:
+    # A symbolic scale has no value yet: the kernel that finally runs checks it.
+    if not isinstance(scale, torch.SymFloat):
+        if not math.isfinite(scale):
+            raise ValueError(
+                f"{_PREFIX}scale is {scale:g}; expected a finite number. Check how it is computed, for example "
+                "d_k ** -0.5."
+            )
+        if x.dtype != torch.float64 and abs(scale) > _FLOAT32_MAX:
+            raise ValueError(
+                f"{_PREFIX}scale is {scale:g}; expected a number in the range of float32, in which scores of dtype "
+                f"{x.dtype} are computed. Use float64 scores or a smaller scale."
+            )
+    if window is not None:
+        raise NotImplementedError(
+            f"{_PREFIX}window is not supported yet; expected None. Pass a bool mask that is True outside the window."
+        )
+    if key_lengths is not None:
+        raise NotImplementedError(
+            f"{_PREFIX}key_lengths is not supported yet; expected None. Pass a bool mask that is True at the columns "
+            "past each length."
+        )
+
+
+def _broadcasts(x: torch.Tensor, mask: torch.Tensor) -> bool:
+    if mask.dim() > x.dim():
+        return False
+    x_shape = list(x.shape)
+    if is_per_sample(x, mask):
+        del x_shape[1]
+    pairs = zip(reversed(mask.shape), reversed(x_shape), strict=False)
+    return all(mask_size == 1 or mask_size == x_size for mask_size, x_size in pairs)
+
+
+def _check_mask(x: torch.Tensor, mask: torch.Tensor) -> None:
+    if mask.device != x.device:
+        raise ValueError(
+            f"{_PREFIX}mask is on {mask.device}; expected {x.device}, the device of x. Use mask.to(x.device)."
+        )
+    half = x.dtype in _SIXTEEN_BIT
+    if not (mask.dtype in (torch.bool, x.dtype) or (half and mask.dtype == torch.float32)):
+        integral = not (mask.dtype.is_floating_point or mask.dtype.is_complex)
+        raise TypeError(
+            f"{_PREFIX}mask has dtype {mask.dtype} for x of dtype {x.dtype}; expected torch.bool (True = masked out) "
+            f"or {x.dtype}{' or torch.float32' if half else ''}"
+            f"{'. Use mask.bool() if nonzero means masked out.' if integral else '. Use mask.to(x.dtype).'}"
+        )
+    _check_layout(mask, "mask")
+    if mask.numel() == 0 and x.numel() != 0:
+        raise ValueError(
+            f"{_PREFIX}mask has shape {_shape(mask)} (no elements) for x of shape {_shape(x)}; expected a shape that "
+            "broadcasts to x. Use mask=None for no mask."
+        )
+    if _broadcasts(x, mask):
+        return
+    if is_per_sample(x, mask):
+        hint = (
+            "For a mask per head use mask[None]."
+            if mask.shape[0] == x.shape[1]
+            else "Insert dimensions of size 1 so that it broadcasts to x."
+        )
+        raise ValueError(
+            f"{_PREFIX}mask has shape {_shape(mask)} for x of shape {_shape(x)}; a 3-D mask for 4-D x is per sample, "
+            f"expected [{x.shape[0]} or 1, {x.shape[2]} or 1, {x.shape[3]} or 1]. {hint}"
+        )
+    raise ValueError(
+        f"{_PREFIX}mask has shape {_shape(mask)} for x of shape {_shape(x)}; expected a shape that broadcasts to x "
+        "without enlarging it. Make each of its trailing dimensions equal to x's or 1."
+    )
+
+
+def check_forward(
+    x: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+    sink: torch.Tensor | None,
+) -> None:
+    """Raise TypeError, ValueError or NotImplementedError unless the arguments are those of a forward call."""
+    _check_element(x, "x")
+    _check_options(x, scale, window, key_lengths)
+    if sink is not None:
+        raise NotImplementedError(
+            f"{_PREFIX}sink is not supported yet; expected None. Append its logits to x as a column and drop that "
+            "column of the result."
+        )
+    if mask is not None:
+        _check_mask(x, mask)
+
+
+def _storage_bytes(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    offset = int(tensor.storage_offset())
+    return offset * tensor.element_size(), (offset + last + 1) * tensor.element_size()
+
+
+def _may_overlap_itself(x: torch.Tensor) -> bool:
+    extent = 0
+    dims = [(stride, size) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
+    for stride, size in sorted(dims):
+        if stride <= extent:
+            return True
+        extent += stride * (size - 1)
+    return False
+
+
+def check_in_place(x: torch.Tensor, mask: torch.Tensor | None) -> None:
+    """Raise ValueError where elements of x may share memory with one another or with mask."""
+    if x.numel() == 0:
+        return
+    if _may_overlap_itself(x):
+        raise ValueError(
+            f"{_PREFIX}x has shape {_shape(x)} and strides {list(x.stride())}, so elements may share memory; expected "
+            "separate memory for each, as scaled_mask_softmax_ overwrites x. Use x.contiguous() or "
+            "scaled_mask_softmax."
+        )
+    if mask is None or mask.untyped_storage()._cdata != x.untyped_storage()._cdata:
+        return
+    x_begin, x_end = _storage_bytes(x)
+    mask_begin, mask_end = _storage_bytes(mask)
+    if mask_begin < x_end and x_begin < mask_end:
+        raise ValueError(
+            f"{_PREFIX}mask shares memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. Use "
+            "mask.clone() or scaled_mask_softmax."
+        )
+
+
+def check_backward(
+    grad: torch.Tensor, y: torch.Tensor, scale: float, window: int | None, key_lengths: torch.Tensor | None
+) -> None:
+    """Raise TypeError, ValueError or NotImplementedError unless the arguments are those of a backward call."""
+    _check_element(y, "y")
+    _check_options(y, scale, window, key_lengths)
+    if grad.device != y.device:
+        raise ValueError(
+            f"{_PREFIX}grad is on {grad.device}; expected {y.device}, the device of y. Use grad.to(y.device)."
+        )
+    if grad.dtype != y.dtype:
+        raise TypeError(
+            f"{_PREFIX}grad has dtype {grad.dtype}; expected {y.dtype}, the dtype of y. Use grad.to(y.dtype)."
+        )
+    if grad.shape != y.shape:
+        raise ValueError(
+            f"{_PREFIX}grad has shape {_shape(grad)}; expected {_shape(y)}, the shape of y. Use grad.expand_as(y) if "
+            "it broadcasts."
+        )

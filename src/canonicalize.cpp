@@ -1,0 +1,295 @@
+#include "canonicalize.h"
+
+#include <ATen/ops/empty_like.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+
+namespace sms {
+namespace {
+
+using at::ScalarType;
+using at::Tensor;
+
+constexpr const char* kPrefix = "scaled_mask_softmax: ";
+
+std::string dtype_name(ScalarType dtype) { return "torch." + std::string(c10::getDtypeNames(dtype).first); }
+
+bool is_16_bit(ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+
+bool is_supported(ScalarType dtype) { return is_16_bit(dtype) || dtype == at::kFloat || dtype == at::kDouble; }
+
+Element element_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kHalf: return Element::float16;
+    case at::kBFloat16: return Element::bfloat16;
+    case at::kFloat: return Element::float32;
+    default: return Element::float64;
+  }
+}
+
+MaskKind mask_kind_of(const OptionalTensor& mask, const Tensor& x) {
+  if (!mask.has_value()) return MaskKind::none;
+  if (mask->scalar_type() == at::kBool) return MaskKind::boolean;
+  return mask->scalar_type() == x.scalar_type() ? MaskKind::same : MaskKind::float32;
+}
+
+std::string number(double value) {
+  if (std::isnan(value)) return "nan";
+  return c10::str(value);
+}
+
+// A 3-D mask for a 4-D x has one entry per sample: dimension 0 is the batch, and heads broadcast.
+bool is_per_sample(const Tensor& x, const Tensor& mask) { return x.dim() == 4 && mask.dim() == 3; }
+
+// The dimension of mask that lines up with dimension `dim` of x, or -1 where mask broadcasts by having none.
+int64_t aligned_mask_dim(const Tensor& x, const Tensor& mask, int64_t dim) {
+  if (is_per_sample(x, mask)) return dim == 0 ? 0 : dim - 1;  // dim 1 (heads) never asks: see mask_stride
+  return dim - (x.dim() - mask.dim());
+}
+
+int64_t mask_stride(const Tensor& x, const Tensor& mask, int64_t dim) {
+  if (is_per_sample(x, mask) && dim == 1) return 0;
+  const int64_t mask_dim = aligned_mask_dim(x, mask, dim);
+  return mask_dim < 0 || mask.size(mask_dim) == 1 ? 0 : mask.stride(mask_dim);
+}
+
+bool broadcasts(const Tensor& x, const Tensor& mask) {
+  if (mask.dim() > x.dim()) return false;
+  for (int64_t dim = 0; dim < x.dim(); ++dim) {
+    if (is_per_sample(x, mask) && dim == 1) continue;
+    const int64_t mask_dim = aligned_mask_dim(x, mask, dim);
+    if (mask_dim >= 0 && mask.size(mask_dim) != 1 && mask.size(mask_dim) != x.size(dim)) return false;
+  }
+  return true;
+}
+
+void check_element(const Tensor& x, const char* name) {
+  TORCH_CHECK_TYPE(is_supported(x.scalar_type()), kPrefix, name, " has dtype ", dtype_name(x.scalar_type()),
+                   "; expected torch.float16, torch.bfloat16, torch.float32 or torch.float64. Convert it, for example "
+                   "with ", name, ".float().");
+  TORCH_CHECK_VALUE(x.dim() > 0, kPrefix, name, " has shape [] (rank 0); expected at least one dimension, "
+                    "[..., Sq, Sk]. Use ", name, ".unsqueeze(0) for a row of one score.");
+}
+
+void check_options(const Tensor& x, const Options& options, const OptionalTensor& key_lengths) {
+  TORCH_CHECK_VALUE(std::isfinite(options.scale), kPrefix, "scale is ", number(options.scale),
+                    "; expected a finite number. Check how it is computed, for example d_k ** -0.5.");
+  TORCH_CHECK_VALUE(x.scalar_type() == at::kDouble ||
+                        std::abs(options.scale) <= double{std::numeric_limits<float>::max()},
+                    kPrefix, "scale is ", number(options.scale),
+                    "; expected a number in the range of float32, in which scores of dtype ",
+                    dtype_name(x.scalar_type()), " are computed. Use float64 scores or a smaller scale.");
+  TORCH_CHECK_NOT_IMPLEMENTED(!options.window.has_value(), kPrefix,
+                              "window is not supported yet; expected None. Pass a bool mask that is True outside the "
+                              "window.");
+  TORCH_CHECK_NOT_IMPLEMENTED(!key_lengths.has_value(), kPrefix,
+                              "key_lengths is not supported yet; expected None. Pass a bool mask that is True at the "
+                              "columns past each length.");
+}
+
+void check_mask(const Tensor& x, const Tensor& mask) {
+  TORCH_CHECK_VALUE(mask.device() == x.device(), kPrefix, "mask is on ", mask.device(), "; expected ", x.device(),
+                    ", the device of x. Use mask.to(x.device).");
+  const ScalarType dtype = mask.scalar_type();
+  const bool allowed =
+      dtype == at::kBool || dtype == x.scalar_type() || (dtype == at::kFloat && is_16_bit(x.scalar_type()));
+  TORCH_CHECK_TYPE(allowed, kPrefix, "mask has dtype ", dtype_name(dtype), " for x of dtype ",
+                   dtype_name(x.scalar_type()), "; expected torch.bool (True = masked out) or ",
+                   dtype_name(x.scalar_type()), is_16_bit(x.scalar_type()) ? " or torch.float32" : "",
+                   at::isIntegralType(dtype, /*includeBool=*/false)
+                       ? ". Use mask.bool() if nonzero means masked out."
+                       : ". Use mask.to(x.dtype).");
+  TORCH_CHECK_VALUE(mask.numel() > 0 || x.numel() == 0, kPrefix, "mask has shape ", mask.sizes(),
+                    " (no elements) for x of shape ", x.sizes(), "; expected a shape that broadcasts to x. Use "
+                    "mask=None for no mask.");
+  if (broadcasts(x, mask)) return;
+  if (is_per_sample(x, mask)) {
+    TORCH_CHECK_VALUE(false, kPrefix, "mask has shape ", mask.sizes(), " for x of shape ", x.sizes(),
+                      "; a 3-D mask for 4-D x is per sample, expected [", x.size(0), " or 1, ", x.size(2), " or 1, ",
+                      x.size(3), " or 1]. ",
+                      mask.size(0) == x.size(1) ? "For a mask per head use mask[None]."
+                                                : "Insert dimensions of size 1 so that it broadcasts to x.");
+  }
+  TORCH_CHECK_VALUE(false, kPrefix, "mask has shape ", mask.sizes(), " for x of shape ", x.sizes(),
+                    "; expected a shape that broadcasts to x without enlarging it. Make each of its trailing "
+                    "dimensions equal to x's or 1.");
+}
+
+// The columns that causal and window leave, clamped so that adding a query index cannot overflow. Saturation is exact:
+// past these bounds nothing (or everything) is excluded either way.
+Band band_of(const Tensor& x, const Options& options) {
+  const int64_t columns = x.size(-1);
+  const int64_t queries = x.dim() >= 2 ? x.size(-2) : 1;
+  const auto clamp = [&](int64_t bound) { return std::clamp(bound, -queries, columns); };
+  Band band{false, -queries, columns};
+  if (options.is_causal) {
+    const int64_t diagonal = options.diagonal;
+    band.end = clamp(diagonal == std::numeric_limits<int64_t>::max() ? diagonal : diagonal + 1);
+  }
+  if (options.window.has_value()) {
+    int64_t begin;
+    if (__builtin_sub_overflow(options.diagonal, *options.window - 1, &begin)) {
+      begin = std::numeric_limits<int64_t>::min();
+    }
+    band.begin = clamp(begin);
+  }
+  band.active = band.end < columns || band.begin > 1 - queries;
+  return band;
+}
+
+// Drops dimensions of size 1 and merges neighbours that every operand walks with one stride.
+Rows merged_rows(const Tensor& shape_of, const std::array<const int64_t*, kOperands>& strides) {
+  std::array<RowDim, kMaxRowDims> inner_first;
+  int dims = 0;
+  for (int64_t d = shape_of.dim() - 2; d >= 0; --d) {
+    const int64_t size = shape_of.size(d);
+    if (size == 1) continue;
+    if (dims > 0) {
+      RowDim& inner = inner_first[dims - 1];
+      bool merges = true;
+      for (int operand = 0; operand < kOperands; ++operand) {
+        merges = merges && strides[operand][d] == inner.stride[operand] * inner.size;
+      }
+      if (merges) {
+        inner.size *= size;
+        continue;
+      }
+    }
+    TORCH_CHECK_VALUE(dims < kMaxRowDims, kPrefix, "x has shape ", shape_of.sizes(), "; expected at most ",
+                      kMaxRowDims, " leading dimensions that cannot be merged. Use x.contiguous() or flatten some.");
+    RowDim& dim = inner_first[dims++];
+    dim.size = size;
+    for (int operand = 0; operand < kOperands; ++operand) dim.stride[operand] = strides[operand][d];
+  }
+  Rows rows;
+  rows.dims = dims;
+  std::reverse_copy(inner_first.begin(), inner_first.begin() + dims, rows.dim);
+  return rows;
+}
+
+using StrideBuffer = c10::SmallVector<int64_t, 8>;
+
+StrideBuffer query_strides(const Tensor& x, const Band& band) {
+  StrideBuffer strides(x.dim(), 0);
+  if (band.active && x.dim() >= 2) strides[x.dim() - 2] = 1;
+  return strides;
+}
+
+// Half-open range of bytes that a non-empty tensor touches within its storage.
+std::pair<int64_t, int64_t> storage_bytes(const Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const int64_t bytes = static_cast<int64_t>(tensor.element_size());
+  return {tensor.storage_offset() * bytes, (tensor.storage_offset() + last + 1) * bytes};
+}
+
+// True where some two elements may share memory: exact for layouts made by slicing, transposing and expanding.
+bool may_overlap_itself(const Tensor& x) {
+  c10::SmallVector<std::pair<int64_t, int64_t>, 8> dims;  // (stride, size)
+  for (int64_t d = 0; d < x.dim(); ++d) {
+    if (x.size(d) > 1) dims.emplace_back(x.stride(d), x.size(d));
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t extent = 0;
+  for (const auto& [stride, size] : dims) {
+    if (stride <= extent) return true;
+    extent += stride * (size - 1);
+  }
+  return false;
+}
+
+}  // namespace
+
+void check_forward(const Tensor& x, const OptionalTensor& mask, const Options& options,
+                   const OptionalTensor& key_lengths, const OptionalTensor& sink) {
+  check_element(x, "x");
+  check_options(x, options, key_lengths);
+  TORCH_CHECK_NOT_IMPLEMENTED(!sink.has_value(), kPrefix,
+                              "sink is not supported yet; expected None. Append its logits to x as a column and drop "
+                              "that column of the result.");
+  if (mask.has_value()) check_mask(x, *mask);
+}
+
+void check_in_place(const Tensor& x, const OptionalTensor& mask) {
+  if (x.numel() == 0) return;
+  TORCH_CHECK_VALUE(!may_overlap_itself(x), kPrefix, "x has shape ", x.sizes(), " and strides ", x.strides(),
+                    ", so elements may share memory; expected separate memory for each, as scaled_mask_softmax_ "
+                    "overwrites x. Use x.contiguous() or scaled_mask_softmax.");
+  if (!mask.has_value() || !mask->is_alias_of(x)) return;
+  const auto [x_begin, x_end] = storage_bytes(x);
+  const auto [mask_begin, mask_end] = storage_bytes(*mask);
+  TORCH_CHECK_VALUE(x_end <= mask_begin || mask_end <= x_begin, kPrefix,
+                    "mask shares memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. Use "
+                    "mask.clone() or scaled_mask_softmax.");
+}
+
+void check_backward(const Tensor& grad, const Tensor& y, const Options& options, const OptionalTensor& key_lengths) {
+  check_element(y, "y");
+  check_options(y, options, key_lengths);
+  TORCH_CHECK_VALUE(grad.device() == y.device(), kPrefix, "grad is on ", grad.device(), "; expected ", y.device(),
+                    ", the device of y. Use grad.to(y.device).");
+  TORCH_CHECK_TYPE(grad.scalar_type() == y.scalar_type(), kPrefix, "grad has dtype ", dtype_name(grad.scalar_type()),
+                   "; expected ", dtype_name(y.scalar_type()), ", the dtype of y. Use grad.to(y.dtype).");
+  TORCH_CHECK_VALUE(grad.sizes() == y.sizes(), kPrefix, "grad has shape ", grad.sizes(), "; expected ", y.sizes(),
+                    ", the shape of y. Use grad.expand_as(y) if it broadcasts.");
+}
+
+Tensor with_unit_column_stride(const Tensor& x) {
+  return x.size(-1) == 1 || x.stride(-1) == 1 ? x : x.contiguous();
+}
+
+Tensor with_readable_columns(const Tensor& grad) {
+  return grad.stride(-1) == 0 ? grad : with_unit_column_stride(grad);
+}
+
+ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, const Options& options, const Tensor& y) {
+  ForwardProblem problem;
+  problem.element = element_of(x);
+  problem.mask_kind = mask_kind_of(mask, x);
+  problem.band = band_of(x, options);
+  problem.columns = x.size(-1);
+  problem.scale = options.scale;
+  problem.x = x.const_data_ptr();
+  problem.mask = mask.has_value() ? mask->const_data_ptr() : nullptr;
+  problem.mask_column_stride = mask.has_value() ? mask_stride(x, *mask, x.dim() - 1) : 0;
+  problem.y = y.mutable_data_ptr();
+  problem.key_lengths = nullptr;
+  problem.key_lengths_64 = false;
+  problem.sink = nullptr;
+  StrideBuffer mask_strides(x.dim(), 0);
+  if (mask.has_value()) {
+    for (int64_t d = 0; d < x.dim() - 1; ++d) mask_strides[d] = mask_stride(x, *mask, d);
+  }
+  const StrideBuffer none(x.dim(), 0);
+  const StrideBuffer query = query_strides(x, problem.band);
+  problem.rows = merged_rows(x, {x.strides().data(), mask_strides.data(), y.strides().data(), query.data(),
+                                 none.data(), none.data()});
+  return problem;
+}
+
+BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Options& options, const Tensor& dx) {
+  BackwardProblem problem;
+  problem.element = element_of(y);
+  problem.band = band_of(y, options);
+  problem.columns = y.size(-1);
+  problem.scale = options.scale;
+  problem.y = y.const_data_ptr();
+  problem.grad = grad.const_data_ptr();
+  problem.grad_column_stride = grad.stride(-1) == 0 ? 0 : 1;
+  problem.dx = dx.mutable_data_ptr();
+  problem.key_lengths = nullptr;
+  problem.key_lengths_64 = false;
+  const StrideBuffer none(y.dim(), 0);
+  const StrideBuffer query = query_strides(y, problem.band);
+  problem.rows = merged_rows(y, {y.strides().data(), grad.strides().data(), dx.strides().data(), query.data(),
+                                 none.data(), none.data()});
+  return problem;
+}
+
+}  // namespace sms

@@ -1,0 +1,46 @@
+// All native argument checks, and the translation from tensors to problems: done once, for every device.
+// The Python twin of the checks, for fake tensors and the composite, is python/scaled_mask_softmax/_checks.py.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "problem.h"
+
+namespace sms {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+// The positional and keyword options that forward and backward share.
+struct Options {
+  double scale;
+  bool is_causal;
+  int64_t diagonal;
+  std::optional<int64_t> window;
+};
+
+// Throws TypeError, ValueError or NotImplementedError on arguments that DESIGN does not allow.
+void check_forward(const at::Tensor& x, const OptionalTensor& mask, const Options& options,
+                   const OptionalTensor& key_lengths, const OptionalTensor& sink);
+
+// Beyond check_forward: no two elements of x may share memory, nor may mask share x's.
+void check_in_place(const at::Tensor& x, const OptionalTensor& mask);
+
+void check_backward(const at::Tensor& grad, const at::Tensor& y, const Options& options,
+                    const OptionalTensor& key_lengths);
+
+// x whose rows the kernels can read in place (column stride 1): x itself, or a contiguous copy.
+at::Tensor with_unit_column_stride(const at::Tensor& x);
+
+// Likewise for a gradient, where a column stride of 0 (an expanded gradient) is read in place too.
+at::Tensor with_readable_columns(const at::Tensor& grad);
+
+// The problems for checked, non-empty arguments. x, y and dx have column stride 1; y may be x itself.
+ForwardProblem forward_problem(const at::Tensor& x, const OptionalTensor& mask, const Options& options,
+                               const at::Tensor& y);
+BackwardProblem backward_problem(const at::Tensor& grad, const at::Tensor& y, const Options& options,
+                                 const at::Tensor& dx);
+
+}  // namespace sms
