@@ -1,0 +1,86 @@
+#if defined(SMS_WITH_CUDA)
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <array>
+#include <atomic>
+
+#include "../kernels_for_device.h"
+#include "kernels.h"
+
+namespace sms {
+namespace {
+
+constexpr int kMaxDevices = 128;
+
+// Attributes of the current device, asked once a device: an eager call must not pay for them.
+const cuda::Device& current_device() {
+  static std::array<cuda::Device, kMaxDevices> devices;
+  static std::array<std::atomic<bool>, kMaxDevices> known;
+  const int index = c10::cuda::current_device();
+  TORCH_CHECK(index < kMaxDevices, "scaled_mask_softmax: CUDA device index is ", index, "; expected less than ",
+              kMaxDevices, ". Make fewer devices visible with CUDA_VISIBLE_DEVICES.");
+  if (!known[index].load(std::memory_order_acquire)) {
+    int major = 0;
+    int minor = 0;
+    cuda::Device device{};
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index));
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index));
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, index));
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&device.max_shared_memory_per_block,
+                                          cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
+    device.capability = 10 * major + minor;
+    devices[index] = device;  // threads that race here write the same values
+    known[index].store(true, std::memory_order_release);
+  }
+  return devices[index];
+}
+
+struct CudaLaunch {
+  static void forward(const ForwardProblem& problem, const at::Tensor& x) {
+    const c10::cuda::CUDAGuard guard(x.device());
+    C10_CUDA_CHECK(cuda::forward(problem, current_device(), c10::cuda::getCurrentCUDAStream()));
+  }
+  static void backward(const BackwardProblem& problem, const at::Tensor& y) {
+    const c10::cuda::CUDAGuard guard(y.device());
+    C10_CUDA_CHECK(cuda::backward(problem, current_device(), c10::cuda::getCurrentCUDAStream()));
+  }
+};
+
+}  // namespace
+}  // namespace sms
+
+TORCH_LIBRARY_IMPL(scaled_mask_softmax, CUDA, library) {
+  sms::KernelsForDevice<sms::CudaLaunch>::register_in(library);
+}
+
+#else
+
+#include "../canonicalize.h"
+#include "../kernels_for_device.h"
+
+namespace sms {
+namespace {
+
+// Without these a CUDA tensor would silently take the composite, the kernel for every other device.
+struct NoCudaLaunch {
+  static void forward(const ForwardProblem&, const at::Tensor&) { refuse(); }
+  static void backward(const BackwardProblem&, const at::Tensor&) { refuse(); }
+  [[noreturn]] static void refuse() {
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "scaled_mask_softmax: x is on a CUDA device; this wheel was built without CUDA and "
+                                "takes CPU tensors. Install the wheel that matches torch's CUDA, or use x.cpu().");
+  }
+};
+
+}  // namespace
+}  // namespace sms
+
+TORCH_LIBRARY_IMPL(scaled_mask_softmax, CUDA, library) {
+  sms::KernelsForDevice<sms::NoCudaLaunch>::register_in(library);
+}
+
+#endif

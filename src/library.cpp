@@ -1,0 +1,20 @@
+// The operators' schemas, and nothing else. Kernels: autograd.cpp, cpu/ops.cpp, cuda/ops.cpp; fake kernels and other
+// devices: python/scaled_mask_softmax/_ops.py.
+//
+// The in-place form returns nothing: an operator that returns its mutated argument cannot be functionalized.
+#include <torch/library.h>
+
+TORCH_LIBRARY(scaled_mask_softmax, library) {
+  library.def(
+      "scaled_mask_softmax(Tensor x, Tensor? mask=None, float scale=1.0, bool is_causal=False, *, SymInt diagonal=0, "
+      "SymInt? window=None, Tensor? key_lengths=None, Tensor? sink=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+  library.def(
+      "scaled_mask_softmax_(Tensor(a!) x, Tensor? mask=None, float scale=1.0, bool is_causal=False, *, "
+      "SymInt diagonal=0, SymInt? window=None, Tensor? key_lengths=None, Tensor? sink=None) -> ()",
+      {at::Tag::pt2_compliant_tag});
+  library.def(
+      "scaled_mask_softmax_backward(Tensor grad, Tensor y, float scale, bool is_causal, *, SymInt diagonal=0, "
+      "SymInt? window=None, Tensor? key_lengths=None) -> Tensor",
+      {at::Tag::pt2_compliant_tag});
+}
