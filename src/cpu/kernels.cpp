@@ -1,0 +1,332 @@
+// Walks the rows of a problem, in parallel, and calls the row kernels of the instruction set that torch chose.
+#include "kernels.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "../pieces.h"
+#include "rows.h"
+
+namespace sms::cpu {
+namespace {
+
+// Columns of work in a unit of rows, and units in the least task worth a thread: together torch's own grain, 32,768
+// elements. Units are smaller so that threads can be dealt equal shares of a triangle.
+constexpr int64_t kUnitColumns = 8192;
+constexpr int64_t kUnitsPerTask = 4;
+
+// Fewer long rows than this per thread are cut into pieces, each row in turn shared by all threads.
+constexpr int64_t kLongRowsPerThread = 4;
+
+const RowKernels& row_kernels() {
+  static const RowKernels& chosen = []() -> const RowKernels& {
+#if defined(__x86_64__)
+    // torch detects the processor and obeys the environment variable ATEN_CPU_CAPABILITY.
+    const std::string capability = at::get_cpu_capability();
+    if (capability == "AVX512") return kAvx512Rows;
+    if (capability == "AVX2") return kAvx2Rows;
+#endif
+    return kDefaultRows;
+  }();
+  return chosen;
+}
+
+// A thread's buffer, kept between calls: scores of one piece and, where the mask has to be gathered, its mask.
+class Scratch {
+ public:
+  void* reserve(size_t bytes) {
+    if (bytes > capacity_) {
+      buffer_.reset();
+      capacity_ = 0;
+      buffer_.reset(::operator new(bytes, kAlignment));
+      capacity_ = bytes;
+    }
+    return buffer_.get();
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(void* buffer) const { ::operator delete(buffer, kAlignment); }
+  };
+  std::unique_ptr<void, Free> buffer_;
+  size_t capacity_ = 0;
+};
+
+thread_local Scratch thread_scratch;
+
+// Iterates over rows in order, keeping each operand's element offset.
+class RowCursor {
+ public:
+  RowCursor(const Rows& rows, int64_t row) : rows_(rows) {
+    for (int64_t& offset : offset_) offset = 0;
+    for (int d = rows.dims - 1; d >= 0; --d) {
+      const RowDim& dim = rows.dim[d];
+      index_[d] = row % dim.size;
+      row /= dim.size;
+      for (int k = 0; k < kOperands; ++k) offset_[k] += index_[d] * dim.stride[k];
+    }
+  }
+
+  int64_t offset(Operand operand) const { return offset_[operand]; }
+
+  void next() {
+    for (int d = rows_.dims - 1; d >= 0; --d) {
+      const RowDim& dim = rows_.dim[d];
+      for (int k = 0; k < kOperands; ++k) offset_[k] += dim.stride[k];
+      if (++index_[d] < dim.size) return;
+      for (int k = 0; k < kOperands; ++k) offset_[k] -= dim.size * dim.stride[k];
+      index_[d] = 0;
+    }
+  }
+
+ private:
+  const Rows& rows_;
+  int64_t index_[kMaxRowDims];
+  int64_t offset_[kOperands];
+};
+
+template <typename Storage>
+void gather(const void* source, int64_t stride, int64_t begin, int64_t end, void* target) {
+  const Storage* const from = static_cast<const Storage*>(source);
+  Storage* const to = static_cast<Storage*>(target);
+  for (int64_t column = begin; column < end; ++column) to[column] = from[column * stride];
+}
+
+// sum(exp(s - maximum)) of pieces, folded from left to right.
+class ExpSumFold {
+ public:
+  void add(const ExpSum& piece) {
+    if (piece.sum == 0) return;
+    if (result_.sum == 0 || std::isnan(piece.sum)) {
+      result_ = piece;
+    } else if (piece.maximum > result_.maximum) {
+      result_ = {piece.maximum, result_.sum * std::exp(result_.maximum - piece.maximum) + piece.sum};
+    } else {
+      result_.sum += piece.sum * std::exp(piece.maximum - result_.maximum);
+    }
+  }
+  const ExpSum& result() const { return result_; }
+
+ private:
+  ExpSum result_ = {0, 0};
+};
+
+int64_t piece_count(int64_t columns) { return (columns + kPieceColumns - 1) / kPieceColumns; }
+
+template <typename Piece>
+void set_columns(Piece& piece, int64_t columns, const ColumnRange& live, int64_t first) {
+  piece.columns = std::min(columns - first, kPieceColumns);
+  piece.begin = std::max<int64_t>(live.begin - first, 0);
+  piece.end = std::min(live.end - first, piece.columns);
+  if (piece.begin >= piece.end) piece.begin = piece.end = 0;
+}
+
+ColumnRange live_columns_of(const Band& band, int64_t columns, int64_t query) {
+  return band.active ? live_columns(band, columns, query) : ColumnRange{0, columns};
+}
+
+// One row at a time: its pieces, and the two steps over them, whose results pass from the first to the second.
+class ForwardRows {
+ public:
+  using Problem = ForwardProblem;
+  using Partial = ExpSum;
+
+  explicit ForwardRows(const Problem& problem)
+      : problem_(problem),
+        kernel_(row_kernels().forward[static_cast<int>(problem.element)][static_cast<int>(problem.mask_kind)]),
+        element_bytes_(element_bytes(problem.element)),
+        mask_bytes_(mask_element_bytes(problem.mask_kind, problem.element)),
+        gathered_(problem.mask_kind != MaskKind::none && problem.mask_column_stride != 1) {}
+
+  // Must be called on the thread that then calls the steps.
+  void* scratch() const {
+    const int64_t columns = std::min(problem_.columns, kPieceColumns);
+    const int64_t rounded = (columns + kScratchMultiple - 1) / kScratchMultiple * kScratchMultiple;
+    const int64_t compute_bytes = problem_.element == Element::float64 ? 8 : 4;
+    return thread_scratch.reserve(static_cast<size_t>(rounded * (compute_bytes + (gathered_ ? mask_bytes_ : 0))));
+  }
+
+  // The first step: leaves the piece's exponentials in scratch.
+  ExpSum reduce(const RowCursor& row, int64_t first, void* scratch, const double* maximum = nullptr) const {
+    ForwardPiece piece = piece_at(row, first);
+    if (gathered_) gather_mask(piece, scratch);
+    return kernel_.exponentials(piece, problem_.scale, maximum, scratch);
+  }
+
+  // The second step, right after the first on a row of one piece.
+  void finish_only(const RowCursor& row, const ExpSum& total, const void* scratch) const {
+    kernel_.store(piece_at(row, 0), scratch, total.sum);
+  }
+
+  // The second step on a piece of a longer row: scratch holds another's exponentials by now.
+  void finish(const RowCursor& row, int64_t first, const ExpSum& total, void* scratch) const {
+    if (total.sum > 0) reduce(row, first, scratch, &total.maximum);
+    kernel_.store(piece_at(row, first), scratch, total.sum);
+  }
+
+  static ExpSum fold(const ExpSum* partials, int64_t count) {
+    ExpSumFold fold;
+    for (int64_t i = 0; i < count; ++i) fold.add(partials[i]);
+    return fold.result();
+  }
+
+ private:
+  ForwardPiece piece_at(const RowCursor& row, int64_t first) const {
+    ForwardPiece piece;
+    piece.x = offset_pointer(problem_.x, (row.offset(kInput) + first) * element_bytes_);
+    piece.mask = offset_pointer(problem_.mask,
+                                (row.offset(kSecond) + first * problem_.mask_column_stride) * mask_bytes_);
+    piece.y = offset_pointer(problem_.y, (row.offset(kOutput) + first) * element_bytes_);
+    set_columns(piece, problem_.columns, live_columns_of(problem_.band, problem_.columns, row.offset(kQuery)), first);
+    return piece;
+  }
+
+  void gather_mask(ForwardPiece& piece, void* scratch) const {
+    const int64_t compute_bytes = problem_.element == Element::float64 ? 8 : 4;
+    const int64_t rounded = (piece.columns + kScratchMultiple - 1) / kScratchMultiple * kScratchMultiple;
+    void* const target = offset_pointer(scratch, rounded * compute_bytes);
+    const auto run = mask_bytes_ == 1   ? gather<uint8_t>
+                     : mask_bytes_ == 2 ? gather<uint16_t>
+                     : mask_bytes_ == 4 ? gather<uint32_t>
+                                        : gather<uint64_t>;
+    run(piece.mask, problem_.mask_column_stride, piece.begin, piece.end, target);
+    piece.mask = target;
+  }
+
+  const Problem& problem_;
+  const ForwardKernel kernel_;
+  const int64_t element_bytes_;
+  const int64_t mask_bytes_;
+  const bool gathered_;
+};
+
+class BackwardRows {
+ public:
+  using Problem = BackwardProblem;
+  using Partial = double;
+
+  explicit BackwardRows(const Problem& problem)
+      : problem_(problem),
+        kernel_(row_kernels().backward[static_cast<int>(problem.element)][problem.grad_column_stride == 0 ? 0 : 1]),
+        element_bytes_(element_bytes(problem.element)) {}
+
+  void* scratch() const { return nullptr; }
+
+  double reduce(const RowCursor& row, int64_t first, void*) const { return kernel_.dot(piece_at(row, first)); }
+
+  void finish_only(const RowCursor& row, double total, const void*) const { finish(row, 0, total, nullptr); }
+
+  void finish(const RowCursor& row, int64_t first, double total, void*) const {
+    kernel_.store(piece_at(row, first), problem_.scale, total);
+  }
+
+  static double fold(const double* partials, int64_t count) {
+    double total = 0;
+    for (int64_t i = 0; i < count; ++i) total += partials[i];
+    return total;
+  }
+
+ private:
+  BackwardPiece piece_at(const RowCursor& row, int64_t first) const {
+    BackwardPiece piece;
+    piece.y = offset_pointer(problem_.y, (row.offset(kInput) + first) * element_bytes_);
+    piece.grad = offset_pointer(problem_.grad,
+                                (row.offset(kSecond) + first * problem_.grad_column_stride) * element_bytes_);
+    piece.dx = offset_pointer(problem_.dx, (row.offset(kOutput) + first) * element_bytes_);
+    set_columns(piece, problem_.columns, live_columns_of(problem_.band, problem_.columns, row.offset(kQuery)), first);
+    return piece;
+  }
+
+  const Problem& problem_;
+  const BackwardKernel kernel_;
+  const int64_t element_bytes_;
+};
+
+// Rows of one piece each.
+template <typename Direction>
+void run_short_rows(const Direction& direction, const Rows& rows, int64_t begin, int64_t end) {
+  void* const scratch = direction.scratch();
+  RowCursor row(rows, begin);
+  for (int64_t i = begin; i < end; ++i, row.next()) {
+    direction.finish_only(row, direction.reduce(row, 0, scratch), scratch);
+  }
+}
+
+// One row of several pieces, by as many threads as parallel_for gives: `partials` has room for each piece.
+template <typename Direction>
+void run_long_row(const Direction& direction, const RowCursor& row, typename Direction::Partial* partials,
+                  int64_t pieces) {
+  at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    void* const scratch = direction.scratch();
+    for (int64_t i = begin; i < end; ++i) partials[i] = direction.reduce(row, i * kPieceColumns, scratch);
+  });
+  const typename Direction::Partial total = Direction::fold(partials, pieces);
+  at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+    void* const scratch = direction.scratch();
+    for (int64_t i = begin; i < end; ++i) direction.finish(row, i * kPieceColumns, total, scratch);
+  });
+}
+
+template <typename Direction>
+void run_long_rows(const Direction& direction, const Rows& rows, int64_t begin, int64_t end, int64_t pieces) {
+  std::vector<typename Direction::Partial> partials(static_cast<size_t>(pieces));
+  RowCursor row(rows, begin);
+  for (int64_t i = begin; i < end; ++i, row.next()) run_long_row(direction, row, partials.data(), pieces);
+}
+
+// The unit that the i-th of `units` stands for. Under a band, threads are dealt units from both ends in turn: the short
+// rows of a triangle with its long ones.
+int64_t dealt_unit(int64_t i, int64_t units, bool band) {
+  if (!band) return i;
+  return i % 2 == 0 ? i / 2 : units - 1 - i / 2;
+}
+
+template <typename Direction>
+void run(const typename Direction::Problem& problem) {
+  const Direction direction(problem);
+  const Rows& rows = problem.rows;
+  const int64_t count = rows.count();
+  const int64_t pieces = piece_count(problem.columns);
+  if (pieces > 1) {
+    if (count < kLongRowsPerThread * at::get_num_threads()) {
+      run_long_rows(direction, rows, 0, count, pieces);
+    } else {
+      // parallel_for within parallel_for runs on the calling thread.
+      at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+        run_long_rows(direction, rows, begin, end, pieces);
+      });
+    }
+    return;
+  }
+  const int64_t unit = std::max<int64_t>(1, kUnitColumns / problem.columns);
+  const int64_t units = (count + unit - 1) / unit;
+  at::parallel_for(0, units, kUnitsPerTask, [&](int64_t begin, int64_t end) {
+    if (!problem.band.active) {
+      run_short_rows(direction, rows, begin * unit, std::min(count, end * unit));
+      return;
+    }
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = dealt_unit(i, units, problem.band.active) * unit;
+      run_short_rows(direction, rows, first, std::min(count, first + unit));
+    }
+  });
+}
+
+}  // namespace
+
+void forward(const ForwardProblem& problem) { run<ForwardRows>(problem); }
+
+void backward(const BackwardProblem& problem) { run<BackwardRows>(problem); }
+
+const char* instruction_set() { return row_kernels().instruction_set; }
+
+}  // namespace sms::cpu

@@ -1,0 +1,70 @@
+// Kernels on one piece of one row, compiled once per instruction set (rows_*.cpp); kernels.cpp picks the set and walks
+// the rows. Free of torch, and of inline functions: what is compiled for AVX512 must not be picked by the linker for
+// an older CPU.
+#pragma once
+
+#include <cstdint>
+
+#include "../problem.h"
+
+namespace sms::cpu {
+
+// Rows are cut into pieces at multiples of this many columns. A piece's scores fit the second-level cache as float32.
+// Sums are folded piece by piece, so a row's bits depend on this constant and not on the number of threads.
+inline constexpr int64_t kPieceColumns = 65536;
+
+// Scratch holds a piece's scores in the compute type, rounded up to this many.
+inline constexpr int64_t kScratchMultiple = 64;
+
+// A piece of a row. Pointers are to the piece's first column; all column strides are 1.
+struct ForwardPiece {
+  const void* x;
+  const void* mask;
+  void* y;
+  int64_t columns;
+  int64_t begin;  // live columns of the piece; 0, 0 where there are none
+  int64_t end;
+};
+
+struct BackwardPiece {
+  const void* y;
+  const void* grad;  // column stride 1, or 0
+  void* dx;
+  int64_t columns;
+  int64_t begin;
+  int64_t end;
+};
+
+// sum(exp(s - maximum)) over a piece. No live score above -inf: sum is 0. A NaN or +inf score: sum is NaN.
+struct ExpSum {
+  double maximum;  // 0 where the piece has no score above -inf
+  double sum;
+};
+
+struct ForwardKernel {
+  // Fills scratch with exp(s - maximum), where `maximum` null stands for the piece's own.
+  ExpSum (*exponentials)(const ForwardPiece& piece, double scale, const double* maximum, void* scratch);
+  // Writes the piece of y from scratch, given the sum over the whole row.
+  void (*store)(const ForwardPiece& piece, const void* scratch, double sum);
+};
+
+struct BackwardKernel {
+  // sum(grad * y) over the piece's cells with y != 0.
+  double (*dot)(const BackwardPiece& piece);
+  // Writes the piece of dx, given the dot product over the whole row.
+  void (*store)(const BackwardPiece& piece, double scale, double dot);
+};
+
+struct RowKernels {
+  const char* instruction_set;
+  ForwardKernel forward[4][4];    // [Element][MaskKind]
+  BackwardKernel backward[4][2];  // [Element][column stride of grad]
+};
+
+extern const RowKernels kDefaultRows;
+#if defined(__x86_64__)
+extern const RowKernels kAvx2Rows;
+extern const RowKernels kAvx512Rows;
+#endif
+
+}  // namespace sms::cpu

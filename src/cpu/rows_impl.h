@@ -1,0 +1,553 @@
+// The row kernels, written with the compiler's vector types. Included once per instruction set, by rows_*.cpp alone.
+//
+// Everything here has internal linkage, and nothing is used that would emit a weak symbol (no <algorithm>, no
+// <limits>), so an instruction set cannot leak into code shared with others. Built with -ffp-contract=off: a
+// multiplication and an addition are fused only where fma() says so, in full and partial vectors alike.
+//
+// A row's columns are dealt to vector lanes from the piece's first column on, whatever its address, and cells outside
+// the live interval count as masked ones: a causal row has the bits of the same row under a boolean mask.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#include "rows.h"
+
+#define SMS_INLINE inline __attribute__((always_inline))
+
+namespace sms::cpu {
+namespace {
+
+constexpr int kVectorBytes = SMS_VECTOR_BYTES;
+
+// ---- Vectors of the two compute types ----
+
+template <typename Compute>
+struct Simd;
+
+template <>
+struct Simd<float> {
+  static constexpr int kLanes = kVectorBytes / 4;
+  typedef float Vector __attribute__((vector_size(kVectorBytes)));
+  typedef uint32_t Bits __attribute__((vector_size(kVectorBytes)));
+  typedef int32_t Index __attribute__((vector_size(kVectorBytes)));
+  typedef uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
+  typedef uint8_t Bytes __attribute__((vector_size(kVectorBytes / 4)));
+  static constexpr float kInfinity = __builtin_inff();
+  static constexpr float kNan = __builtin_nanf("");
+};
+
+template <>
+struct Simd<double> {
+  static constexpr int kLanes = kVectorBytes / 8;
+  typedef double Vector __attribute__((vector_size(kVectorBytes)));
+  typedef uint64_t Bits __attribute__((vector_size(kVectorBytes)));
+  typedef int64_t Index __attribute__((vector_size(kVectorBytes)));
+  typedef uint8_t Bytes __attribute__((vector_size(kVectorBytes / 8)));
+  static constexpr double kInfinity = __builtin_inf();
+  static constexpr double kNan = __builtin_nan("");
+};
+
+template <typename Compute>
+using Vector = typename Simd<Compute>::Vector;
+template <typename Compute>
+using Bits = typename Simd<Compute>::Bits;
+using Floats = Vector<float>;
+using Doubles = Vector<double>;
+
+template <typename Compute>
+SMS_INLINE Vector<Compute> broadcast(Compute value) {
+  return value - Vector<Compute>{};
+}
+
+SMS_INLINE Floats fma(Floats a, Floats b, Floats c) {
+#if defined(__x86_64__) && SMS_VECTOR_BYTES == 64
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__x86_64__) && SMS_VECTOR_BYTES == 32
+  return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+
+SMS_INLINE Doubles fma(Doubles a, Doubles b, Doubles c) {
+#if defined(__x86_64__) && SMS_VECTOR_BYTES == 64
+  return _mm512_fmadd_pd(a, b, c);
+#elif defined(__x86_64__) && SMS_VECTOR_BYTES == 32
+  return _mm256_fmadd_pd(a, b, c);
+#elif defined(__aarch64__)
+  return vfmaq_f64(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
+
+// The larger of both; `a` where `b` is NaN.
+template <typename Compute>
+SMS_INLINE Vector<Compute> larger(Vector<Compute> a, Vector<Compute> b) {
+  return b > a ? b : a;
+}
+
+template <typename Compute>
+SMS_INLINE Compute horizontal_max(Vector<Compute> v) {
+  Compute result = v[0];
+  for (int lane = 1; lane < Simd<Compute>::kLanes; ++lane) result = v[lane] > result ? v[lane] : result;
+  return result;
+}
+
+// 2^t for t <= 0: t = n + f with |f| <= 1/2, a polynomial for 2^f, n into the exponent. The polynomials are minimax for
+// relative error with p(0) = 1 exactly: 1.9e-8 and 3.5e-17, below the rounding of the type. Results below the least
+// normal number are 0; -inf gives 0 and NaN gives NaN.
+SMS_INLINE Floats exp2_nonpositive(Floats t) {
+  constexpr float kExponentBias = 127.0f;
+  // Adding 1.5 * 2^23 rounds to an integer, left in the low bits of the sum: with the bias, the exponent field.
+  const Floats magic = broadcast(12582912.0f + kExponentBias);
+  const Floats least = broadcast(-kExponentBias);
+  t = t < least ? least : t;
+  const Floats shifted = t + magic;
+  const Floats f = t - (shifted - magic);
+  Floats p = broadcast(0x1.63941fe61ccb2p-13f);
+  p = fma(p, f, broadcast(0x1.603519f5708dep-10f));
+  p = fma(p, f, broadcast(0x1.3afc6d4eff1f7p-7f));
+  p = fma(p, f, broadcast(0x1.c6ac367447829p-5f));
+  p = fma(p, f, broadcast(0x1.ebfc1d73f861fp-3f));
+  p = fma(p, f, broadcast(0x1.62e4340d1c0b6p-1f));
+  p = fma(p, f, broadcast(1.0f));
+  return p * (Floats)((Bits<float>)shifted << 23);
+}
+
+SMS_INLINE Doubles exp2_nonpositive(Doubles t) {
+  constexpr double kExponentBias = 1023.0;
+  const Doubles magic = broadcast(6755399441055744.0 + kExponentBias);  // 1.5 * 2^52
+  const Doubles least = broadcast(-kExponentBias);
+  t = t < least ? least : t;
+  const Doubles shifted = t + magic;
+  const Doubles f = t - (shifted - magic);
+  Doubles p = broadcast(0x1.c08f918323219p-32);
+  p = fma(p, f, broadcast(0x1.e5fc666450e4dp-28));
+  p = fma(p, f, broadcast(0x1.b5406b96fdf5cp-24));
+  p = fma(p, f, broadcast(0x1.62bfd99f06163p-20));
+  p = fma(p, f, broadcast(0x1.ffcbef3124659p-17));
+  p = fma(p, f, broadcast(0x1.43091307a8d4ap-13));
+  p = fma(p, f, broadcast(0x1.5d87fe7b6970dp-10));
+  p = fma(p, f, broadcast(0x1.3b2ab6fba2500p-7));
+  p = fma(p, f, broadcast(0x1.c6b08d70491bbp-5));
+  p = fma(p, f, broadcast(0x1.ebfbdff82c596p-3));
+  p = fma(p, f, broadcast(0x1.62e42fefa39f2p-1));
+  p = fma(p, f, broadcast(1.0));
+  return p * (Doubles)((Bits<double>)shifted << 52);
+}
+
+// ---- Element formats: how they lie in memory, and to and from the compute type ----
+
+template <Element element>
+struct Format;
+
+template <>
+struct Format<Element::float32> {
+  using Storage = float;
+  using Compute = float;
+  using Raw = Floats;
+  static SMS_INLINE Floats widen(Raw v) { return v; }
+  static SMS_INLINE Raw narrow(Floats v) { return v; }
+  static constexpr Storage kNan = Simd<float>::kNan;
+};
+
+template <>
+struct Format<Element::float64> {
+  using Storage = double;
+  using Compute = double;
+  using Raw = Doubles;
+  static SMS_INLINE Doubles widen(Raw v) { return v; }
+  static SMS_INLINE Raw narrow(Doubles v) { return v; }
+  static constexpr Storage kNan = Simd<double>::kNan;
+};
+
+template <>
+struct Format<Element::bfloat16> {
+  using Storage = uint16_t;
+  using Compute = float;
+  using Raw = Simd<float>::Halves;
+  static SMS_INLINE Floats widen(Raw v) { return (Floats)(__builtin_convertvector(v, Bits<float>) << 16); }
+  static SMS_INLINE Raw narrow(Floats v) {
+    const Bits<float> bits = (Bits<float>)v;
+    const Bits<float> rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const Bits<float> quiet_nan = (bits >> 16) | 0x40u;
+    return __builtin_convertvector(v == v ? rounded : quiet_nan, Raw);
+  }
+  static constexpr Storage kNan = 0x7fc0;
+};
+
+template <>
+struct Format<Element::float16> {
+  using Storage = uint16_t;
+  using Compute = float;
+  using Raw = Simd<float>::Halves;
+  static SMS_INLINE Floats widen(Raw v) {
+#if defined(__x86_64__) && SMS_VECTOR_BYTES == 64
+    return _mm512_maskz_cvtph_ps(0xffff, (__m256i)v);  // maskz: GCC 12 warns of the plain form's undefined operand
+#elif defined(__x86_64__) && SMS_VECTOR_BYTES == 32
+    return _mm256_cvtph_ps((__m128i)v);
+#elif defined(__aarch64__)
+    return (Floats)vcvt_f32_f16((float16x4_t)v);
+#else
+    const Bits<float> bits = __builtin_convertvector(v, Bits<float>);
+    const Bits<float> magnitude = (bits & 0x7fffu) << 13;
+    const Bits<float> scaled = (Bits<float>)((Floats)magnitude * 0x1p112f);  // exact, subnormal numbers too
+    return (Floats)(((bits & 0x8000u) << 16) | (magnitude >= 0x7c00u << 13 ? scaled | 0x7f800000u : scaled));
+#endif
+  }
+  static SMS_INLINE Raw narrow(Floats v) {
+#if defined(__x86_64__) && SMS_VECTOR_BYTES == 64
+    return (Raw)_mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__x86_64__) && SMS_VECTOR_BYTES == 32
+    return (Raw)_mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__aarch64__)
+    return (Raw)vcvt_f16_f32((float32x4_t)v);
+#else
+    const Bits<float> sign = ((Bits<float>)v >> 16) & 0x8000u;
+    const Bits<float> bits = (Bits<float>)v & 0x7fffffffu;
+    // Rebias the exponent (112 less) and round to even at bit 13; a carry may run into infinity.
+    const Bits<float> normal = (bits - (112u << 23) + 0xfffu + ((bits >> 13) & 1u)) >> 13;
+    // Below 2^-14: adding 0.5, whose unit in the last place is 2^-24, rounds to half's subnormal grid.
+    const Bits<float> subnormal = (Bits<float>)((Floats)bits + 0.5f) - (Bits<float>)broadcast(0.5f);
+    Bits<float> half = bits < (113u << 23) ? subnormal : normal;
+    half = bits >= (143u << 23) ? broadcast_bits(0x7c00u) : half;     // 65,536 and beyond
+    half = bits > (255u << 23) ? broadcast_bits(0x7e00u) : half;      // NaN
+    return __builtin_convertvector(half | sign, Raw);
+#endif
+  }
+  static SMS_INLINE Bits<float> broadcast_bits(uint32_t value) { return value - Bits<float>{}; }
+  static constexpr Storage kNan = 0x7e00;
+};
+
+// ---- Loads and stores ----
+
+// Which lanes of a vector take part: all, or [first, last).
+struct AllLanes {};
+struct SomeLanes {
+  int first;
+  int last;
+};
+
+template <typename Raw, typename Storage>
+SMS_INLINE Raw load(const Storage* pointer, AllLanes) {
+  Raw raw;
+  memcpy(&raw, pointer, sizeof raw);
+  return raw;
+}
+
+// Other lanes are zero, and their memory is not touched.
+template <typename Raw, typename Storage>
+SMS_INLINE Raw load(const Storage* pointer, SomeLanes lanes) {
+  Storage values[sizeof(Raw) / sizeof(Storage)] = {};
+  memcpy(values + lanes.first, pointer + lanes.first, static_cast<size_t>(lanes.last - lanes.first) * sizeof(Storage));
+  Raw raw;
+  memcpy(&raw, values, sizeof raw);
+  return raw;
+}
+
+template <typename Compute>
+SMS_INLINE Vector<Compute> select(AllLanes, Vector<Compute> inside, Vector<Compute>) {
+  return inside;
+}
+
+template <typename Compute>
+SMS_INLINE Vector<Compute> select(SomeLanes lanes, Vector<Compute> inside, Vector<Compute> outside) {
+  typename Simd<Compute>::Index lane;
+  for (int i = 0; i < Simd<Compute>::kLanes; ++i) lane[i] = i;
+  return ((lane >= lanes.first) & (lane < lanes.last)) ? inside : outside;
+}
+
+// Writes the lanes of the vector at `column` that lie in a row of `columns`.
+template <typename Raw, typename Storage>
+SMS_INLINE void store(Storage* row, int64_t column, int64_t columns, Raw raw) {
+  constexpr int64_t kLanes = sizeof(Raw) / sizeof(Storage);
+  if (column + kLanes <= columns) {
+    memcpy(row + column, &raw, sizeof raw);
+  } else {
+    memcpy(row + column, &raw, static_cast<size_t>(columns - column) * sizeof(Storage));
+  }
+}
+
+template <typename Storage>
+SMS_INLINE void zero(Storage* row, int64_t begin, int64_t end) {
+  if (begin < end) memset(row + begin, 0, static_cast<size_t>(end - begin) * sizeof(Storage));
+}
+
+// ---- Walking a row ----
+
+// The columns of the vectors that hold a live column.
+template <int kLanes>
+struct Span {
+  int64_t begin;
+  int64_t end;
+  SMS_INLINE Span(int64_t live_begin, int64_t live_end)
+      : begin(live_begin / kLanes * kLanes), end((live_end + kLanes - 1) / kLanes * kLanes) {}
+};
+
+// Calls visit(column, lanes) for a vector of which columns of [begin, end) are live, if any are.
+template <int kLanes, typename Visit>
+SMS_INLINE void visit_vector(int64_t begin, int64_t end, int64_t column, const Visit& visit) {
+  const int64_t first = begin > column ? begin - column : 0;
+  const int64_t last = end < column + kLanes ? end - column : kLanes;
+  if (first == 0 && last == kLanes) {
+    visit(column, AllLanes{});
+  } else if (first < last) {
+    visit(column, SomeLanes{static_cast<int>(first), static_cast<int>(last)});
+  }
+}
+
+// Calls join(t0, t1, t2, t3) for each block of four vectors that holds a column of [begin, end), in order: the results
+// of term(column, lanes), `neutral` for a vector without a live column. Blocks are counted from column 0, so that what
+// is joined with what does not depend on where the interval begins.
+template <int kLanes, typename Vector, typename Term, typename Join>
+SMS_INLINE void for_each_block(int64_t begin, int64_t end, Vector neutral, const Term& term, const Join& join) {
+  constexpr int64_t kBlock = 4 * kLanes;
+  for (int64_t block = begin / kBlock * kBlock; block < end; block += kBlock) {
+    if (block >= begin && block + kBlock <= end) {
+      const Vector t0 = term(block, AllLanes{});
+      const Vector t1 = term(block + kLanes, AllLanes{});
+      const Vector t2 = term(block + 2 * kLanes, AllLanes{});
+      const Vector t3 = term(block + 3 * kLanes, AllLanes{});
+      join(t0, t1, t2, t3);
+    } else {
+      Vector t[4];
+#pragma GCC unroll 1
+      for (int k = 0; k < 4; ++k) {
+        t[k] = neutral;
+        visit_vector<kLanes>(begin, end, block + k * kLanes, [&](int64_t column, auto lanes)
+                             __attribute__((always_inline)) { t[k] = term(column, lanes); });
+      }
+      join(t[0], t[1], t[2], t[3]);
+    }
+  }
+}
+
+// The sum of many vectors. Float terms are added in double, four at a time: among 65,536 terms a float sum would lose
+// what lies below half a unit in its last place, each time.
+template <typename Compute>
+class Accumulator;
+
+template <>
+class Accumulator<double> {
+ public:
+  SMS_INLINE void add(Doubles t0, Doubles t1, Doubles t2, Doubles t3) { sum_ += (t0 + t1) + (t2 + t3); }
+  SMS_INLINE double total() const {
+    double lanes[Simd<double>::kLanes];
+    memcpy(lanes, &sum_, sizeof sum_);
+    for (int width = Simd<double>::kLanes / 2; width > 0; width /= 2) {
+      for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+    }
+    return lanes[0];
+  }
+
+ private:
+  friend class Accumulator<float>;
+  Doubles sum_ = {};
+};
+
+template <>
+class Accumulator<float> {
+ public:
+  SMS_INLINE void add(Floats t0, Floats t1, Floats t2, Floats t3) {
+    typedef float HalfFloats __attribute__((vector_size(kVectorBytes / 2)));
+    const Floats terms = (t0 + t1) + (t2 + t3);
+    HalfFloats halves[2];
+    memcpy(halves, &terms, sizeof terms);
+    low_.sum_ += __builtin_convertvector(halves[0], Doubles);
+    high_.sum_ += __builtin_convertvector(halves[1], Doubles);
+  }
+  SMS_INLINE double total() const { return low_.total() + high_.total(); }
+
+ private:
+  Accumulator<double> low_;
+  Accumulator<double> high_;
+};
+
+// ---- Forward ----
+
+template <Element element, MaskKind mask_kind>
+struct Forward {
+  using X = Format<element>;
+  using Storage = typename X::Storage;
+  using Compute = typename X::Compute;
+  using Lanes = Simd<Compute>;
+  static constexpr int kLanes = Lanes::kLanes;
+
+  // Scores of one vector, -inf in lanes that are masked or not live.
+  template <typename Which>
+  static SMS_INLINE Vector<Compute> scores(const ForwardPiece& piece, Vector<Compute> scale, int64_t column,
+                                           Which lanes) {
+    const Vector<Compute> masked = broadcast(-Lanes::kInfinity);
+    Vector<Compute> s =
+        X::widen(load<typename X::Raw>(static_cast<const Storage*>(piece.x) + column, lanes)) * scale;
+    if constexpr (mask_kind == MaskKind::boolean) {
+      const auto excluded = load<typename Lanes::Bytes>(static_cast<const uint8_t*>(piece.mask) + column, lanes);
+      s = __builtin_convertvector(excluded, Bits<Compute>) != 0 ? masked : s;
+    } else if constexpr (mask_kind != MaskKind::none) {
+      using M = Format<mask_kind == MaskKind::float32 ? Element::float32 : element>;
+      s += M::widen(load<typename M::Raw>(static_cast<const typename M::Storage*>(piece.mask) + column, lanes));
+    }
+    return select<Compute>(lanes, s, masked);
+  }
+
+  static ExpSum exponentials(const ForwardPiece& piece, double scale, const double* maximum, void* scratch) {
+    Compute* const values = static_cast<Compute*>(scratch);
+    const Vector<Compute> scale_vector = broadcast(static_cast<Compute>(scale));
+    // The maximum passes over NaN, perhaps with a neighbour; the sum below does not.
+    const Vector<Compute> lowest = broadcast(-Lanes::kInfinity);
+    Vector<Compute> largest = lowest;
+    for_each_block<kLanes>(
+        piece.begin, piece.end, lowest,
+        [&](int64_t column, auto lanes) __attribute__((always_inline)) {
+          const Vector<Compute> s = scores(piece, scale_vector, column, lanes);
+          memcpy(values + column, &s, sizeof s);
+          return s;
+        },
+        [&](auto s0, auto s1, auto s2, auto s3) __attribute__((always_inline)) {
+          largest = larger<Compute>(largest, larger<Compute>(larger<Compute>(s0, s1), larger<Compute>(s2, s3)));
+        });
+    Compute shift;
+    if (maximum != nullptr) {
+      shift = static_cast<Compute>(*maximum);
+    } else {
+      shift = horizontal_max<Compute>(largest);
+      if (shift == -Lanes::kInfinity) shift = 0;  // all scores are -inf or NaN: their exponentials are 0 or NaN
+    }
+    // A maximum of +inf gives inf - inf = NaN.
+    const Vector<Compute> shift_vector = broadcast(shift);
+    const Vector<Compute> log2e = broadcast(static_cast<Compute>(1.44269504088896340736));
+    Accumulator<Compute> sum;
+    for_each_block<kLanes>(
+        piece.begin, piece.end, Vector<Compute>{},
+        [&](int64_t column, auto) __attribute__((always_inline)) {
+          Vector<Compute> v;
+          memcpy(&v, values + column, sizeof v);
+          v = exp2_nonpositive((v - shift_vector) * log2e);
+          memcpy(values + column, &v, sizeof v);
+          return v;
+        },
+        [&](auto... terms) __attribute__((always_inline)) { sum.add(terms...); });
+    return {shift, sum.total()};
+  }
+
+  static void store_row(const ForwardPiece& piece, const void* scratch, double sum) {
+    const Compute* const values = static_cast<const Compute*>(scratch);
+    Storage* const y = static_cast<Storage*>(piece.y);
+    if (sum != sum) {
+      for (int64_t column = 0; column < piece.columns; ++column) y[column] = X::kNan;
+      return;
+    }
+    if (sum == 0) {
+      zero(y, 0, piece.columns);
+      return;
+    }
+    const Span<kLanes> span(piece.begin, piece.end);
+    const Vector<Compute> factor = broadcast(static_cast<Compute>(1 / sum));
+    zero(y, 0, span.begin);
+    for (int64_t column = span.begin; column < span.end; column += kLanes) {
+      Vector<Compute> v;
+      memcpy(&v, values + column, sizeof v);
+      store(y, column, piece.columns, X::narrow(v * factor));
+    }
+    zero(y, span.end, piece.columns);
+  }
+};
+
+// ---- Backward ----
+
+template <Element element, int64_t grad_stride>
+struct Backward {
+  using Y = Format<element>;
+  using Storage = typename Y::Storage;
+  using Compute = typename Y::Compute;
+  static constexpr int kLanes = Simd<Compute>::kLanes;
+
+  struct Operands {
+    Vector<Compute> y;
+    Vector<Compute> grad;
+  };
+
+  template <typename Which>
+  static SMS_INLINE Operands operands(const BackwardPiece& piece, int64_t column, Which lanes) {
+    using Raw = typename Y::Raw;
+    const Storage* const grad = static_cast<const Storage*>(piece.grad);
+    return {Y::widen(load<Raw>(static_cast<const Storage*>(piece.y) + column, lanes)),
+            Y::widen(grad_stride == 0 ? *grad - Raw{} : load<Raw>(grad + grad_stride * column, lanes))};
+  }
+
+  static double dot(const BackwardPiece& piece) {
+    Accumulator<Compute> sum;
+    for_each_block<kLanes>(
+        piece.begin, piece.end, Vector<Compute>{},
+        [&](int64_t column, auto lanes) __attribute__((always_inline)) {
+          const Operands v = operands(piece, column, lanes);
+          return v.y * (v.y == 0 ? Vector<Compute>{} : v.grad);
+        },
+        [&](auto... terms) __attribute__((always_inline)) { sum.add(terms...); });
+    return sum.total();
+  }
+
+  static void store_row(const BackwardPiece& piece, double scale, double dot) {
+    Storage* const dx = static_cast<Storage*>(piece.dx);
+    const Vector<Compute> scale_vector = broadcast(static_cast<Compute>(scale));
+    const Vector<Compute> dot_vector = broadcast(static_cast<Compute>(dot));
+    const Span<kLanes> span(piece.begin, piece.end);
+    zero(dx, 0, span.begin);
+    const auto store_vector = [&](int64_t column, auto lanes) __attribute__((always_inline)) {
+      const Operands v = operands(piece, column, lanes);  // y is 0 in lanes that are not live
+      const Vector<Compute> gradient = v.y * (v.grad - dot_vector) * scale_vector;
+      store(dx, column, piece.columns, Y::narrow(v.y == 0 ? Vector<Compute>{} : gradient));
+    };
+    for (int64_t column = span.begin; column < span.end; column += kLanes) {
+      visit_vector<kLanes>(piece.begin, piece.end, column, store_vector);
+    }
+    zero(dx, span.end, piece.columns);
+  }
+};
+
+// ---- The table ----
+
+template <Element element, MaskKind mask_kind>
+constexpr ForwardKernel forward_kernel() {
+  return {Forward<element, mask_kind>::exponentials, Forward<element, mask_kind>::store_row};
+}
+
+template <Element element, int64_t grad_stride>
+constexpr BackwardKernel backward_kernel() {
+  return {Backward<element, grad_stride>::dot, Backward<element, grad_stride>::store_row};
+}
+
+constexpr RowKernels make_row_kernels(const char* instruction_set) {
+  RowKernels kernels = {};
+  kernels.instruction_set = instruction_set;
+  const auto fill = [&]<Element element>() {
+    const int e = static_cast<int>(element);
+    ForwardKernel* const forward = kernels.forward[e];
+    forward[static_cast<int>(MaskKind::none)] = forward_kernel<element, MaskKind::none>();
+    forward[static_cast<int>(MaskKind::boolean)] = forward_kernel<element, MaskKind::boolean>();
+    forward[static_cast<int>(MaskKind::same)] = forward_kernel<element, MaskKind::same>();
+    if constexpr (element_bytes(element) == 2) {
+      forward[static_cast<int>(MaskKind::float32)] = forward_kernel<element, MaskKind::float32>();
+    }
+    kernels.backward[e][0] = backward_kernel<element, 0>();
+    kernels.backward[e][1] = backward_kernel<element, 1>();
+  };
+  fill.template operator()<Element::float16>();
+  fill.template operator()<Element::bfloat16>();
+  fill.template operator()<Element::float32>();
+  fill.template operator()<Element::float64>();
+  return kernels;
+}
+
+}  // namespace
+}  // namespace sms::cpu
