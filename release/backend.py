@@ -1,0 +1,51 @@
+"""scikit-build-core's build backend, refusing at once where there is no torch to build against.
+
+Without this the refusal would come after pip has fetched CMake and Ninja.
+"""
+
+from __future__ import annotations
+
+from scikit_build_core.build import (
+    build_editable,
+    build_sdist,
+    build_wheel,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+from scikit_build_core.build import get_requires_for_build_editable as _requires_for_editable
+from scikit_build_core.build import get_requires_for_build_wheel as _requires_for_wheel
+
+from . import metadata, torch_info
+
+__all__ = [
+    "build_editable",
+    "build_sdist",
+    "build_wheel",
+    "get_requires_for_build_editable",
+    "get_requires_for_build_sdist",
+    "get_requires_for_build_wheel",
+    "prepare_metadata_for_build_editable",
+    "prepare_metadata_for_build_wheel",
+]
+
+_Settings = dict[str, "list[str] | str"] | None
+
+
+def _need_torch() -> None:
+    if metadata.plain():
+        return
+    try:
+        torch_info.find()
+    except torch_info.TorchError as error:
+        raise SystemExit(str(error)) from None
+
+
+def get_requires_for_build_wheel(config_settings: _Settings = None) -> list[str]:
+    _need_torch()
+    return _requires_for_wheel(config_settings)
+
+
+def get_requires_for_build_editable(config_settings: _Settings = None) -> list[str]:
+    _need_torch()
+    return _requires_for_editable(config_settings)

@@ -1,0 +1,116 @@
+"""Reads GPU code out of a linked library: which architectures have cubins and PTX, and which kernels each cubin holds.
+
+Only the container's headers are read, so neither a toolkit nor a GPU is needed.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_FATBIN_MAGIC = 0xBA55ED50
+_PTX, _ELF = 1, 2
+# Bits of an entry's flags: architecture-specific ("a") and family-specific ("f") targets.
+_ARCH_SPECIFIC, _FAMILY_SPECIFIC = 1 << 20, 1 << 21
+
+
+class FatbinError(ValueError):
+    """The file is not a library with readable GPU code."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    kind: str  # "cubin" or "ptx"
+    arch: str  # "9.0", "9.0a"
+    kernels: frozenset[str] | None  # mangled; None for PTX and compressed cubins
+
+
+def _sections(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the sections of a 64-bit little-endian ELF file."""
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise FatbinError("not a 64-bit little-endian ELF file")
+    (offset,) = struct.unpack_from("<Q", data, 40)
+    size, count, names_index = struct.unpack_from("<HHH", data, 58)
+    headers = [struct.unpack_from("<IIQQQQ", data, offset + size * index) for index in range(count)]
+    if not headers:
+        return
+    names = data[headers[names_index][4] :]
+    for name, kind, _, _, start, length in headers:
+        text = names[name : names.index(b"\0", name)].decode()
+        yield text, b"" if kind == 8 else data[start : start + length]  # 8: no contents in the file
+
+
+def _kernels(cubin: bytes) -> frozenset[str] | None:
+    if cubin[:4] != b"\x7fELF":
+        return None
+    names = (name for name, _ in _sections(cubin))
+    return frozenset(name.removeprefix(".text.") for name in names if name.startswith(".text."))
+
+
+def _entries(section: bytes) -> Iterator[Entry]:
+    position = 0
+    while position + 16 <= len(section):
+        magic, _, header, length = struct.unpack_from("<IHHQ", section, position)
+        if magic != _FATBIN_MAGIC:
+            position += 8  # padding between containers
+            continue
+        entry, end = position + header, position + header + length
+        while entry < end:
+            kind, _, entry_header, size = struct.unpack_from("<HHIQ", section, entry)
+            (number,) = struct.unpack_from("<I", section, entry + 28)
+            (flags,) = struct.unpack_from("<Q", section, entry + 40)
+            suffix = "a" if flags & _ARCH_SPECIFIC else "f" if flags & _FAMILY_SPECIFIC else ""
+            arch = f"{number // 10}.{number % 10}{suffix}"
+            code = section[entry + entry_header : entry + entry_header + size]
+            if kind == _ELF:
+                yield Entry("cubin", arch, _kernels(code))
+            elif kind == _PTX:
+                yield Entry("ptx", arch, None)
+            entry += entry_header + size
+        position = end
+
+
+def read(library: Path) -> list[Entry]:
+    """Every cubin and PTX of `library`, one a translation unit and architecture; empty without GPU code."""
+    return [
+        entry
+        for name, contents in _sections(library.read_bytes())
+        if name == ".nv_fatbin"
+        for entry in _entries(contents)
+    ]
+
+
+def _ascending(archs: set[str]) -> list[str]:
+    return sorted(archs, key=lambda arch: (tuple(map(int, arch.rstrip("af").split("."))), arch))
+
+
+def architectures(entries: list[Entry]) -> list[str]:
+    return _ascending({entry.arch for entry in entries if entry.kind == "cubin"})
+
+
+def ptx(entries: list[Entry]) -> list[str]:
+    return _ascending({entry.arch for entry in entries if entry.kind == "ptx"})
+
+
+def kernels(entries: list[Entry], library: Path, cuobjdump: Path | None) -> dict[str, set[str]]:
+    """The mangled kernel names of each architecture with cubins. Compressed cubins need `cuobjdump`."""
+    result: dict[str, set[str]] = {arch: set() for arch in architectures(entries)}
+    if all(entry.kernels is not None for entry in entries if entry.kind == "cubin"):
+        for entry in entries:
+            if entry.kernels is not None:
+                result[entry.arch] |= entry.kernels
+        return result
+    if cuobjdump is None:
+        raise FatbinError(f"{library} holds compressed cubins, which need cuobjdump to look into, and there is none")
+    output = subprocess.run([cuobjdump, "-elf", library], capture_output=True, text=True, check=True).stdout
+    arch = ""
+    for line in output.splitlines():
+        if match := re.match(r"arch = sm_(\d+)(\d)([af]?)", line):
+            arch = f"{match[1]}.{match[2]}{match[3]}"
+        elif line.startswith(".text."):
+            result.setdefault(arch, set()).add(line.strip().removeprefix(".text."))
+    return result

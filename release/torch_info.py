@@ -1,0 +1,118 @@
+"""Finds the torch to build against and reads what the build needs to know of it, without importing it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import os
+import re
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from .matrix import cuda_label
+
+# A folder that holds a torch, for builds whose interpreter cannot see the torch they are for.
+TORCH_VARIABLE = "SCALED_MASK_SOFTMAX_TORCH"
+
+NO_TORCH = f"""\
+scaled-mask-softmax is built against an installed torch, and this build sees none. Any of these helps:
+  - install torch first, then repeat: pip finds it in the environment that it installs into
+  - pip install --no-build-isolation . (needs scikit-build-core and pybind11 installed; with uv the only way, beside
+    the next)
+  - set {TORCH_VARIABLE} to a torch folder, such as /path/to/site-packages/torch
+  - make wheel, which fetches a matching torch and builds against it
+  - a wheel without native kernels: SCALED_MASK_SOFTMAX_PLAIN=1 pip install ."""
+
+
+class TorchError(RuntimeError):
+    """There is no torch to build against, or none that can be built against."""
+
+
+@dataclass(frozen=True)
+class TorchInfo:
+    path: Path  # torch's folder
+    version: str  # "2.14.1+cu130"
+    cuda: str | None  # torch.version.cuda, "13.0"
+
+    @property
+    def minor(self) -> str:
+        return ".".join(self.version.split(".")[:2])
+
+    @property
+    def plain_release(self) -> bool:
+        """False for vendor and nightly builds, which fit no range of versions."""
+        return re.fullmatch(r"\d+\.\d+\.\d+(?:\+(?:cpu|cu\d+))?", self.version) is not None
+
+    @property
+    def label(self) -> str:
+        """The local version label of a wheel for this torch: "cu130torch2.14"."""
+        if self.plain_release:
+            return f"{cuda_label(self.cuda)}torch{self.minor}"
+        exact = re.sub(r"\+cu\d+$", "", self.version)
+        return f"{cuda_label(self.cuda)}torch{exact}".lower().replace("+", ".").replace("-", ".").replace("_", ".")
+
+    @property
+    def requirements(self) -> list[str]:
+        """Requires-Dist of a wheel for this torch. Vendor and nightly builds get none: no range includes them."""
+        if not self.plain_release:
+            return []
+        major, minor = map(int, self.minor.split("."))
+        return [f"torch>={major}.{minor},<{major}.{minor + 1}"]
+
+
+def _constants(path: Path) -> dict[str, object]:
+    """The literal assignments of a module."""
+    values: dict[str, object] = {}
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign):
+            targets: list[ast.expr] = node.targets
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            targets = [node.target]
+        else:
+            continue
+        try:
+            value = ast.literal_eval(node.value)  # type: ignore[arg-type]
+        except ValueError:
+            continue
+        values.update((target.id, value) for target in targets if isinstance(target, ast.Name))
+    return values
+
+
+def read(path: Path) -> TorchInfo:
+    """Reads a torch folder. Raises TorchError if it is none, or a torch that this project cannot be built for."""
+    version_file = path / "version.py"
+    if not version_file.is_file() or not (path / "include" / "ATen").is_dir():
+        raise TorchError(f"{path} holds no torch with headers: version.py or include/ATen is missing")
+    constants = _constants(version_file)
+    version, cuda = constants.get("__version__"), constants.get("cuda")
+    if not isinstance(version, str) or not (cuda is None or isinstance(cuda, str)):
+        raise TorchError(f"{version_file} does not give torch's version and CUDA release")
+    if constants.get("hip") is not None:
+        raise TorchError(
+            f"torch {version} at {path} is built for ROCm, which has no native kernels here: use the plain wheel "
+            "(SCALED_MASK_SOFTMAX_PLAIN=1), which works on every device"
+        )
+    info = TorchInfo(path, version, cuda)
+    if tuple(map(int, info.minor.split("."))) < (2, 11):
+        raise TorchError(f"torch {version} at {path} is too old: scaled-mask-softmax needs torch 2.11 or newer")
+    return info
+
+
+def _candidates() -> list[Path]:
+    # Under pip's build isolation sys.path holds only the isolated packages, but sysconfig still names the environment
+    # that is installed into.
+    spec = importlib.machinery.PathFinder.find_spec("torch", [entry or os.getcwd() for entry in sys.path])
+    found = [Path(spec.origin).parent] if spec is not None and spec.origin is not None else []
+    return found + [Path(sysconfig.get_path(key)) / "torch" for key in ("purelib", "platlib")]
+
+
+def find() -> TorchInfo:
+    """The torch that a build here is for. Raises TorchError with the ways out where there is none."""
+    if given := os.environ.get(TORCH_VARIABLE):
+        return read(Path(given).expanduser().resolve())
+    for path in _candidates():
+        if (path / "version.py").is_file():
+            return read(path)
+    raise TorchError(NO_TORCH)
