@@ -1,10 +1,12 @@
-"""python -m release COMMAND: see --help."""
-
-from __future__ import annotations
+"""python -m release COMMAND: see --help. Parses with any Python 3, to say which one it needs."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
+
+if sys.version_info < (3, 10):  # noqa: UP036
+    sys.exit("error: Python 3.10 or newer is needed, this is {}.{}: give make PYTHON=3.11".format(*sys.version_info))
 
 
 def _matrix(arguments: argparse.Namespace) -> None:
@@ -26,13 +28,113 @@ def _record(arguments: argparse.Namespace) -> None:
     record.write(arguments.library, arguments.facts, arguments.host_compiler, arguments.output)
 
 
+def _verify(arguments: argparse.Namespace) -> None:
+    from . import verify
+
+    for wheel in arguments.wheels:
+        report = verify.verify(wheel, cuobjdump=arguments.cuobjdump, complete=arguments.complete)
+        archs = ", ".join(report.architectures) or "CPU only"
+        print(f"{wheel.name}: right; {report.size / 2**20:.1f} MiB, {archs}, {report.kernels} kernels in each")
+
+
+def _index(arguments: argparse.Namespace) -> None:
+    from . import index
+
+    for channel in index.write(arguments.directory, arguments.wheels):
+        print(channel)
+
+
+def _inside(arguments: argparse.Namespace) -> None:
+    """Goes on in an environment with the build tools, of the interpreter that is built for."""
+    from . import environments, preflight, torch_info
+
+    interpreter = preflight.interpreter(arguments.python)
+    preflight.check_cxx()
+    tools = environments.tools(interpreter)
+    command = [str(tools.python), "-m", "release", *sys.argv[1:], "--interpreter", str(interpreter.executable)]
+    if not arguments.torch:
+        try:
+            here = torch_info.find()
+        except torch_info.TorchError:
+            here = None
+        if here is not None and here.plain_release:
+            command += ["--torch-here", here.minor, "--cuda-here", torch_info.cuda_label(here.cuda)]
+    root = str(Path(__file__).resolve().parent.parent)
+    # The tools' environment only; the caller's modules must not leak in.
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
+    os.chdir(root)
+    os.execve(command[0], command, {**env, "PYTHONPATH": root})
+
+
+def _cell_command(arguments: argparse.Namespace) -> None:
+    if arguments.interpreter is None:
+        _inside(arguments)
+    os.environ.pop("PYTHONPATH", None)
+    from . import preflight, wheel
+
+    options = wheel.Options(
+        arguments.torch or None,
+        arguments.cuda or None,
+        arguments.python or None,
+        arguments.archs or None,
+        getattr(arguments, "test", "yes") != "no",
+        arguments.torch_here,
+        arguments.cuda_here,
+    )
+    interpreter = preflight.interpreter(arguments.interpreter)
+    if arguments.command == "wheel":
+        wheel.wheel(options, interpreter)
+    else:
+        wheel.test(options, interpreter, arguments.pytest.split())
+
+
+def _plain_wheel(arguments: argparse.Namespace) -> None:
+    from . import build, environments, preflight
+
+    interpreter = preflight.interpreter(None)
+    print(build.plain(environments.tools(interpreter), arguments.directory.resolve()))
+
+
+def _cell_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--torch", help="minor release, such as 2.14")
+    command.add_argument("--cuda", help="such as cu130, or cpu")
+    command.add_argument("--python", type=lambda text: text or None, help="version such as 3.11, or a path")
+    command.add_argument("--archs", help="as TORCH_CUDA_ARCH_LIST, such as 9.0")
+    for internal in ("--interpreter", "--torch-here", "--cuda-here"):
+        command.add_argument(internal, help=argparse.SUPPRESS)
+    command.set_defaults(run=_cell_command)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m release", description="Builds and checks wheels.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     command = commands.add_parser("matrix", help="print the release matrix")
     command.add_argument("--version", action="store_true", help="only the project's version")
     command.set_defaults(run=_matrix)
+
+    command = commands.add_parser("wheel", help="build, verify, install and exercise a wheel (make wheel)")
+    _cell_options(command)
+    command.add_argument("--test", choices=["yes", "no"], default="yes", help="no: build and verify only")
+
+    command = commands.add_parser("test", help="build, install and run the test suite (make test)")
+    _cell_options(command)
+    command.add_argument("--pytest", default="", help="arguments for pytest")
+
+    command = commands.add_parser("plain-wheel", help="build the wheel without native code")
+    command.add_argument("directory", type=Path, nargs="?", default=Path("dist"))
+    command.set_defaults(run=_plain_wheel)
+
+    command = commands.add_parser("verify", help="check finished wheels")
+    command.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL")
+    command.add_argument("--complete", action="store_true", help="demand every architecture of the matrix")
+    command.add_argument("--cuobjdump", type=Path, help="for wheels with compressed cubins")
+    command.set_defaults(run=_verify)
+
+    command = commands.add_parser("index", help="lay wheels out as channels below a directory")
+    command.add_argument("directory", type=Path)
+    command.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL")
+    command.set_defaults(run=_index)
 
     command = commands.add_parser("configure", help="(for CMake) find torch and nvcc, choose architectures")
     command.add_argument("--output", type=Path, required=True)
@@ -51,12 +153,14 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         arguments.run(arguments)
-    except (ValueError, RuntimeError, OSError) as error:
-        # Every error that a user can cause is one sentence; a bug keeps its traceback.
-        if type(error).__module__.startswith("release."):
-            print(f"error: {error}", file=sys.stderr)
-            return 1
-        raise
+    except (ValueError, RuntimeError) as error:
+        # What a user can cause is one sentence; a bug keeps its traceback.
+        if not type(error).__module__.startswith("release."):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -99,7 +99,7 @@ def _check(arch: str, token: str, compiler: Compiler) -> None:
 
 
 def parse(text: str, compiler: Compiler, default: str, native: Callable[[], Sequence[str]]) -> ArchList:
-    """Reads `text`; "Common" and an empty list mean `default`. `native` returns the capabilities of this machine's GPUs.
+    """Reads `text`; "Common" and an empty list mean `default`. `native` returns this machine's GPUs ("9.0").
 
     Raises ArchListError with the offending token.
     """

@@ -43,7 +43,7 @@ def commit() -> str | None:
 def default_architectures(torch: torch_info.TorchInfo, kit: toolkit.Toolkit) -> str:
     """The matrix's list for torch's CUDA; for a CUDA outside the matrix, that of the newest older one."""
     data = matrix.load()
-    label = matrix.cuda_label(torch.cuda)
+    label = torch_info.cuda_label(torch.cuda)
     older = [known for known in sorted(data.cuda) if known <= label] or sorted(data.cuda)[:1]
     machine = os.uname().machine
     cuda = data.cuda[older[-1]]
@@ -79,8 +79,8 @@ def facts() -> dict[str, object]:
     kit = toolkit.find()
     if kit is None:
         raise ConfigureError(
-            f"torch {torch.version} is built for CUDA {torch.cuda} and no nvcc was found in CUDACXX, CUDA_HOME, PATH or "
-            "/usr/local/cuda: install that CUDA toolkit, or use make wheel, which can fetch one"
+            f"torch {torch.version} is built for CUDA {torch.cuda} and no nvcc was found in CUDACXX, CUDA_HOME, PATH "
+            "or /usr/local/cuda: install that CUDA toolkit, or use make wheel, which can fetch one"
         )
     print(f"-- {kit.compiler} at {kit.nvcc} (from {kit.reason}), torch's CUDA is {torch.cuda}", file=sys.stderr)
     if warning := check_cuda(torch, kit):

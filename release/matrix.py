@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .torch_info import CPU, cuda_label
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -17,7 +19,6 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 MATRIX_FILE = Path(__file__).with_name("matrix.toml")
-CPU = "cpu"
 
 
 class MatrixError(ValueError):
@@ -93,11 +94,6 @@ class Matrix:
             known = ", ".join(self.torch[minor].cuda)
             raise MatrixError(f"torch {minor} is not published for {label}, only for {known}")
         return Cell(self.torch[minor], self.cuda.get(label), machine)
-
-
-def cuda_label(version: str | None) -> str:
-    """The label of torch.version.cuda: "13.0" -> "cu130", None -> "cpu"."""
-    return CPU if version is None else "cu" + "".join(version.split(".")[:2])
 
 
 def _strings(table: dict[str, Any], key: str, pattern: str, where: str) -> tuple[str, ...]:
@@ -185,6 +181,12 @@ def parse(data: dict[str, Any]) -> Matrix:
 def load(path: Path = MATRIX_FILE) -> Matrix:
     with open(path, "rb") as file:
         return parse(tomllib.load(file))
+
+
+def test_requirements() -> list[str]:
+    """The project's test extra, from pyproject.toml."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        return list(tomllib.load(file)["project"]["optional-dependencies"]["test"])
 
 
 def table(matrix: Matrix) -> str:

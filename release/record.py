@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pprint
 import sys
 import sysconfig
 from pathlib import Path
@@ -45,8 +44,10 @@ def make(library: Path, facts: dict[str, Any], host_compiler: str) -> dict[str, 
 def write(library: Path, facts_file: Path, host_compiler: str, output: Path) -> None:
     facts = json.loads(facts_file.read_text(encoding="utf-8"))
     record = make(library, facts, host_compiler)
-    text = pprint.pformat(record, sort_dicts=False, width=110)
-    output.write_text(f'"""What this build was made of and for. Written by the build."""\n\nBUILD = {text}\n', "utf-8")
+    lines = "".join(f"    {key!r}: {value!r},\n" for key, value in record.items())
+    output.write_text(
+        f'"""What this build was made of and for. Written by the build."""\n\nBUILD = {{\n{lines}}}\n', "utf-8"
+    )
     print(f"architectures {', '.join(record['architectures']) or 'none'}; PTX {', '.join(record['ptx']) or 'none'}")
 
 

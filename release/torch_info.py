@@ -1,4 +1,7 @@
-"""Finds the torch to build against and reads what the build needs to know of it, without importing it."""
+"""Finds the torch to build against and reads what the build needs to know of it, without importing it.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from .matrix import cuda_label
+CPU = "cpu"
 
 # A folder that holds a torch, for builds whose interpreter cannot see the torch they are for.
 TORCH_VARIABLE = "SCALED_MASK_SOFTMAX_TORCH"
@@ -24,6 +27,11 @@ scaled-mask-softmax is built against an installed torch, and this build sees non
   - set {TORCH_VARIABLE} to a torch folder, such as /path/to/site-packages/torch
   - make wheel, which fetches a matching torch and builds against it
   - a wheel without native kernels: SCALED_MASK_SOFTMAX_PLAIN=1 pip install ."""
+
+
+def cuda_label(version: str | None) -> str:
+    """The label of torch.version.cuda: "13.0" -> "cu130", None -> "cpu"."""
+    return CPU if version is None else "cu" + "".join(version.split(".")[:2])
 
 
 class TorchError(RuntimeError):

