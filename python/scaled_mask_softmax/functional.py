@@ -1,0 +1,140 @@
+"""The operator as functions. The docstring of :func:`scaled_mask_softmax` is the source of its semantics."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from . import _build, _composite
+
+if _build.NATIVE:
+    _forward = torch.ops.scaled_mask_softmax.scaled_mask_softmax.default
+    _forward_in_place = torch.ops.scaled_mask_softmax.scaled_mask_softmax_.default
+else:
+    _forward = _composite.forward
+    _forward_in_place = _composite.forward_in_place
+
+_INT64_LIMIT = 2**63
+
+
+def _reject(mask: object, scale: object, diagonal: object, dropout_p: float) -> None:
+    """Raise for an argument that the operator's own parser would reject less clearly, or would convert."""
+    prefix = "scaled_mask_softmax: "
+    if isinstance(scale, torch.Tensor):
+        raise TypeError(f"{prefix}scale is a torch.Tensor; expected a Python number. Use scale.item(), or scale x.")
+    if not isinstance(scale, (int, float, torch.SymFloat, torch.SymInt)) or isinstance(scale, bool):
+        raise TypeError(f"{prefix}scale is a {type(scale).__name__}; expected a Python number. Use float(scale).")
+    if not (mask is None or isinstance(mask, torch.Tensor)):
+        raise TypeError(
+            f"{prefix}mask is a {type(mask).__name__}; expected a torch.Tensor or None. Use torch.as_tensor(mask)."
+        )
+    if isinstance(diagonal, torch.Tensor) or not isinstance(diagonal, (int, torch.SymInt)):
+        raise TypeError(f"{prefix}diagonal is a {type(diagonal).__name__}; expected an int. Use int(diagonal).")
+    if isinstance(diagonal, int) and not -_INT64_LIMIT <= diagonal < _INT64_LIMIT:
+        raise ValueError(f"{prefix}diagonal is {diagonal}; expected an integer of 64 bits. Use one within x's shape.")
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"{prefix}dropout_p is {dropout_p}; expected a probability, 0 <= dropout_p < 1.")
+    if dropout_p != 0.0:
+        raise NotImplementedError(
+            f"{prefix}dropout_p is not supported yet; expected 0.0. Apply torch.nn.functional.dropout to the result."
+        )
+
+
+def scaled_mask_softmax(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    *,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+) -> torch.Tensor:
+    """Turn attention scores into probabilities: scale, mask, softmax along the last dimension.
+
+    With i the index along dim -2 of x and j the index along dim -1, computed in float32 (float64 for float64 x):
+
+    1. ``s = x * scale``; a float mask is then added and not scaled: ``s = s + mask``.
+    2. A cell is *excluded* where a bool mask is **True**, or where ``is_causal`` and ``j > i + diagonal``. Exclusions
+       intersect. An excluded cell counts as -inf whatever x holds there, NaN included, and gets zero gradient.
+    3. ``y = exp(s - max(s)) / sum(exp(s - max(s)))`` over each row.
+    4. A row whose ``s`` is -inf everywhere gives zeros, with zero gradients, wherever the -inf came from.
+
+    Args:
+        x: scores ``[..., Sq, Sk]``, usually ``[B, H, Sq, Sk]``, of rank 1 (one row, Sq = 1) or more; float16, bfloat16,
+            float32 or float64. Any strides: rows are read in place; only a last dimension that is not contiguous costs
+            a copy. Empty tensors give empty results.
+        mask: None, or a tensor on x's device that broadcasts to x by torch's rules without enlarging it, read through
+            its strides, never expanded or copied. For 4-D x a 3-D mask is per sample, ``[B or 1, Sq or 1, Sk or 1]``;
+            for a mask per head pass ``mask[None]``.
+            A bool mask is **True where masked out**, as in ``Tensor.masked_fill`` and ``torch.nn.MultiheadAttention``;
+            ``torch.nn.functional.scaled_dot_product_attention`` means the opposite: pass ``mask=~sdpa_mask``.
+            A float mask is added; its dtype is x's, or float32 for float16 and bfloat16 x. Large finite values such as
+            ``torch.finfo(dtype).min`` are ordinary numbers: a row of them is a uniform row. A float mask of zeros and
+            ones adds 0 and 1: use ``mask.bool()``. ``mask.to(dtype) * -inf`` is NaN where mask is False.
+        scale: any finite Python number, zero and negative included, never rounded to x's dtype; in float32's range
+            unless x is float64. For attention pass ``scale=d_k**-0.5``.
+        is_causal: exclude the cells with ``j > i + diagonal``.
+        diagonal: shifts the causal boundary, as in ``torch.tril``. The default is top-left, as ``is_causal`` of
+            ``scaled_dot_product_attention``; decoding with a cache is ``diagonal=Sk - Sq``. No effect without
+            ``is_causal``.
+        window, key_lengths, sink, dropout_p: not supported yet; anything but the default raises.
+
+    Returns:
+        Probabilities of x's shape and dtype, contiguous, in memory of their own. A row with a NaN or +inf in a live
+        cell is NaN throughout, as in ``torch.softmax``. Results are bitwise equal from run to run, and a row's bits follow
+        from its own values: not from its address, strides, neighbours or the number of threads.
+
+    Gradients:
+        With g the gradient of the result, ``dx = scale * y * (g - sum(g * y))`` over each row, from y alone. A cell
+        with ``y == 0`` takes part as if its g were 0, so an excluded cell's gradient is 0 whatever g holds there. In a
+        row of NaN, live cells get NaN and cells excluded by ``is_causal`` still get 0; those excluded by a bool mask
+        get either, as y does not tell them apart. A mask that requires a gradient,
+        second derivatives and forward-mode differentiation raise.
+
+    Raises:
+        TypeError: a dtype of x or mask that is not listed above; a scale that is not a Python number.
+        ValueError: x of rank 0; a mask that does not broadcast, is empty for a non-empty x, or is on another device; a
+            scale that is not finite or not in range; a sparse layout.
+        NotImplementedError: an option or derivative that is not supported yet.
+    """
+    if type(scale) is not float or diagonal or dropout_p or not (mask is None or isinstance(mask, torch.Tensor)):
+        _reject(mask, scale, diagonal, dropout_p)
+    if not _build.NATIVE:
+        _build.warn_about_composite(x)
+    return cast(
+        torch.Tensor,
+        _forward(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink),
+    )
+
+
+def scaled_mask_softmax_(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    *,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+) -> torch.Tensor:
+    """Like :func:`scaled_mask_softmax`, but write the result into x and return x.
+
+    Safe under autograd: backward needs the result only. Any strides are written back (a last dimension that is not
+    contiguous costs a temporary copy).
+
+    Raises:
+        ValueError: also where elements of x may share memory with one another (an expanded tensor) or with mask.
+        RuntimeError: x is a leaf that requires a gradient, as for every in-place operator of torch.
+    """
+    if type(scale) is not float or diagonal or dropout_p or not (mask is None or isinstance(mask, torch.Tensor)):
+        _reject(mask, scale, diagonal, dropout_p)
+    if not _build.NATIVE:
+        _build.warn_about_composite(x)
+    _forward_in_place(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink)
+    return x
