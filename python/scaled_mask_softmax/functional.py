@@ -85,15 +85,15 @@ def scaled_mask_softmax(
 
     Returns:
         Probabilities of x's shape and dtype, contiguous, in memory of their own. A row with a NaN or +inf in a live
-        cell is NaN throughout, as in ``torch.softmax``. Results are bitwise equal from run to run, and a row's bits follow
-        from its own values: not from its address, strides, neighbours or the number of threads.
+        cell is NaN throughout, as in ``torch.softmax``. Results are bitwise equal from run to run, and a row's bits
+        follow from its own values: not from its address, strides, neighbours or the number of threads.
 
     Gradients:
         With g the gradient of the result, ``dx = scale * y * (g - sum(g * y))`` over each row, from y alone. A cell
         with ``y == 0`` takes part as if its g were 0, so an excluded cell's gradient is 0 whatever g holds there. In a
         row of NaN, live cells get NaN and cells excluded by ``is_causal`` still get 0; those excluded by a bool mask
-        get either, as y does not tell them apart. A mask that requires a gradient,
-        second derivatives and forward-mode differentiation raise.
+        get either, as y does not tell them apart. A mask that requires a gradient, second derivatives and forward-mode
+        differentiation raise.
 
     Raises:
         TypeError: a dtype of x or mask that is not listed above; a scale that is not a Python number.
