@@ -1,0 +1,8 @@
+// Instantiates the backward kernels of float16 rows.
+#include "launch.cuh"
+
+namespace sms::cuda {
+
+template cudaError_t launch_backward<Element::float16>(const Plan&, const BackwardArguments&, cudaStream_t);
+
+}  // namespace sms::cuda

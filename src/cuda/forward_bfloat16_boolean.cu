@@ -1,0 +1,9 @@
+// Instantiates the forward kernels of bfloat16 rows, mask kind boolean.
+#include "launch.cuh"
+
+namespace sms::cuda {
+
+template cudaError_t launch_forward<Element::bfloat16, MaskKind::boolean>(const Plan&, const ForwardArguments&,
+    cudaStream_t);
+
+}  // namespace sms::cuda

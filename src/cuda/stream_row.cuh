@@ -1,0 +1,150 @@
+// A block reads a row twice: once for its maximum and sum, once for the result. For rows too long to hold; no limit on
+// their length. A block takes a row in chunks of one segment a warp. The second time it goes backwards, while the end
+// of the row is still in the caches. In place is safe: the first reading ends at a barrier, and in the second every
+// element is read by the lane that owns it before it is written (bytes of a neighbouring segment that an aligned load
+// brings along are shifted out).
+#pragma once
+
+#include "reduce.cuh"
+#include "segment.cuh"
+
+namespace sms::cuda {
+
+// The chunks of a row, and this warp's segment of each.
+template <Element kElement>
+struct Chunks {
+  static constexpr int kLength = kWarpLanes * kStreamVectors * kCountOf<kElement>;
+  static constexpr int64_t kChunkLength = int64_t{kLength} * (kStreamThreads / kWarpLanes);
+
+  int64_t first_live;  // chunks [first_live, last_live) hold the live columns
+  int64_t last_live;
+  int64_t count;
+  ColumnRange live;
+  int64_t columns;
+
+  __device__ __forceinline__ Chunks(const ColumnRange& live_range, int64_t row_columns)
+      : first_live(live_range.begin / kChunkLength),
+        last_live(live_range.begin < live_range.end ? (live_range.end - 1) / kChunkLength + 1 : 0),
+        count((row_columns - 1) / kChunkLength + 1),
+        live(live_range),
+        columns(row_columns) {}
+
+  __device__ __forceinline__ int64_t start(int64_t chunk) const {
+    return chunk * kChunkLength + static_cast<int>(threadIdx.x / kWarpLanes) * kLength;
+  }
+
+  __device__ __forceinline__ Extent extent(int64_t chunk) const {
+    return make_extent(live, columns, start(chunk), kLength);
+  }
+};
+
+template <Element kElement, MaskKind kMask>
+__global__ void __launch_bounds__(kStreamThreads)
+    stream_row_forward(const __grid_constant__ ForwardArguments arguments) {
+  using Real = Accumulate<kElement>;
+  constexpr int kBytes = kBytesOf<kElement>;
+  const int lane = threadIdx.x % kWarpLanes;
+  const Real scale = static_cast<Real>(arguments.scale);
+  const int64_t mask_stride = arguments.mask_column_stride;
+
+  const RowPlace place = arguments.rows.locate(blockIdx.x);
+  const Chunks<kElement> chunks(live_columns(arguments.band, arguments.columns, place.query), arguments.columns);
+  const char* x = arguments.x + place.input;
+  const char* mask = arguments.mask + place.second;
+  char* y = arguments.y + place.output;
+
+  Real maximum = kNegativeInfinity<Real>;
+  CompensatedSum<Real> sum;
+#pragma unroll 1
+  for (int64_t chunk = chunks.first_live; chunk < chunks.last_live; ++chunk) {
+    const int64_t start = chunks.start(chunk);
+    const Extent extent = chunks.extent(chunk);
+    if (extent.begin >= extent.end) continue;
+    Real score[kStreamVectors][kCountOf<kElement>];
+    load_scores<Cache::keep, kElement, kMask>(score, x + start * kBytes, mask + start * mask_stride, mask_stride, scale,
+                                              extent, lane);
+    const Real larger = fmax(maximum, largest(score));
+    if (larger > maximum) {
+      sum.sum = rescale(sum.sum, maximum, larger);
+      sum.lost = rescale(sum.lost, maximum, larger);
+      maximum = larger;
+    }
+    sum += exponentiate(score, maximum);
+  }
+
+  const Real warp_maximum = warp_max(maximum);
+  const Real warp_part = warp_sum(rescale(sum.value(), maximum, warp_maximum));
+  const Totals<Real> totals = block_totals(warp_maximum, warp_part);
+
+#pragma unroll 1
+  for (int64_t chunk = chunks.count - 1; chunk >= 0; --chunk) {
+    const int64_t start = chunks.start(chunk);
+    const Extent extent = chunks.extent(chunk);
+    if (extent.columns == 0) continue;
+    Real score[kStreamVectors][kCountOf<kElement>];
+    if (extent.begin < extent.end) {
+      load_scores<Cache::stream, kElement, kMask>(score, x + start * kBytes, mask + start * mask_stride, mask_stride,
+                                                  scale, extent, lane);
+      exponentiate(score, totals.maximum);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kStreamVectors; ++k) {
+#pragma unroll
+        for (int i = 0; i < kCountOf<kElement>; ++i) score[k][i] = 0;
+      }
+    }
+    Chunk<16> result[kStreamVectors];
+    normalize<kElement>(result, score, totals.normalizer);
+    store_vectors<kWarpLanes, kBytes>(y + start * kBytes, result, extent, lane);
+  }
+}
+
+template <Element kElement>
+__global__ void __launch_bounds__(kStreamThreads)
+    stream_row_backward(const __grid_constant__ BackwardArguments arguments) {
+  using Real = Accumulate<kElement>;
+  constexpr int kBytes = kBytesOf<kElement>;
+  const int lane = threadIdx.x % kWarpLanes;
+  const int64_t grad_stride = arguments.grad_expanded ? 0 : kBytes;
+
+  const RowPlace place = arguments.rows.locate(blockIdx.x);
+  const Chunks<kElement> chunks(live_columns(arguments.band, arguments.columns, place.query), arguments.columns);
+  const char* y = arguments.y + place.input;
+  const char* grad = arguments.grad + place.second;
+  char* dx = arguments.dx + place.output;
+
+  CompensatedSum<Real> sum;
+#pragma unroll 1
+  for (int64_t chunk = chunks.first_live; chunk < chunks.last_live; ++chunk) {
+    const int64_t start = chunks.start(chunk);
+    const Extent extent = chunks.extent(chunk);
+    if (extent.begin >= extent.end) continue;
+    RawGradients<kElement, kWarpLanes, kStreamVectors> raw;
+    raw.template load<Cache::keep>(y + start * kBytes, grad + start * grad_stride, arguments.grad_expanded, extent,
+                                   lane);
+    Real part = 0;
+#pragma unroll
+    for (int k = 0; k < kStreamVectors; ++k) part = add(part, raw.dot(k, extent, lane));
+    sum += part;
+  }
+
+  const Real dot = block_sum(warp_sum(sum.value()));
+
+#pragma unroll 1
+  for (int64_t chunk = chunks.count - 1; chunk >= 0; --chunk) {
+    const int64_t start = chunks.start(chunk);
+    const Extent extent = chunks.extent(chunk);
+    if (extent.columns == 0) continue;
+    RawGradients<kElement, kWarpLanes, kStreamVectors> raw;
+    raw.template load<Cache::stream>(y + start * kBytes, grad + start * grad_stride, arguments.grad_expanded, extent,
+                                     lane);
+    Chunk<16> result[kStreamVectors];
+#pragma unroll
+    for (int k = 0; k < kStreamVectors; ++k) {
+      result[k] = raw.result(k, dot, static_cast<Real>(arguments.scale), extent, lane);
+    }
+    store_vectors<kWarpLanes, kBytes>(dx + start * kBytes, result, extent, lane);
+  }
+}
+
+}  // namespace sms::cuda
