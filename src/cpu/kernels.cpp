@@ -155,22 +155,31 @@ class ForwardRows {
     return thread_scratch.reserve(static_cast<size_t>(rounded * (compute_bytes + (gathered_ ? mask_bytes_ : 0))));
   }
 
-  // The first step: leaves the piece's exponentials in scratch.
-  ExpSum reduce(const RowCursor& row, int64_t first, void* scratch, const double* maximum = nullptr) const {
-    ForwardPiece piece = piece_at(row, first);
+  ForwardPiece piece_at(const RowCursor& row, int64_t first, void* scratch) const {
+    ForwardPiece piece;
+    piece.x = offset_pointer(problem_.x, (row.offset(kInput) + first) * element_bytes_);
+    piece.mask = offset_pointer(problem_.mask,
+                                (row.offset(kSecond) + first * problem_.mask_column_stride) * mask_bytes_);
+    piece.y = offset_pointer(problem_.y, (row.offset(kOutput) + first) * element_bytes_);
+    set_columns(piece, problem_.columns, live_columns_of(problem_.band, problem_.columns, row.offset(kQuery)), first);
     if (gathered_) gather_mask(piece, scratch);
-    return kernel_.exponentials(piece, problem_.scale, maximum, scratch);
+    return piece;
   }
 
-  // The second step, right after the first on a row of one piece.
-  void finish_only(const RowCursor& row, const ExpSum& total, const void* scratch) const {
-    kernel_.store(piece_at(row, 0), scratch, total.sum);
+  // The first step; leaves the piece's exponentials in scratch.
+  ExpSum reduce(const ForwardPiece& piece, void* scratch) const {
+    return kernel_.exponentials(piece, problem_.scale, nullptr, scratch);
   }
 
-  // The second step on a piece of a longer row: scratch holds another's exponentials by now.
-  void finish(const RowCursor& row, int64_t first, const ExpSum& total, void* scratch) const {
-    if (total.sum > 0) reduce(row, first, scratch, &total.maximum);
-    kernel_.store(piece_at(row, first), scratch, total.sum);
+  // The second step, given the total over the row, where scratch still holds the piece's exponentials.
+  void store(const ForwardPiece& piece, const ExpSum& total, void* scratch) const {
+    kernel_.store(piece, scratch, total.sum);
+  }
+
+  // The second step where it does not.
+  void reduce_and_store(const ForwardPiece& piece, const ExpSum& total, void* scratch) const {
+    if (total.sum > 0) kernel_.exponentials(piece, problem_.scale, &total.maximum, scratch);
+    kernel_.store(piece, scratch, total.sum);
   }
 
   static ExpSum fold(const ExpSum* partials, int64_t count) {
@@ -180,16 +189,6 @@ class ForwardRows {
   }
 
  private:
-  ForwardPiece piece_at(const RowCursor& row, int64_t first) const {
-    ForwardPiece piece;
-    piece.x = offset_pointer(problem_.x, (row.offset(kInput) + first) * element_bytes_);
-    piece.mask = offset_pointer(problem_.mask,
-                                (row.offset(kSecond) + first * problem_.mask_column_stride) * mask_bytes_);
-    piece.y = offset_pointer(problem_.y, (row.offset(kOutput) + first) * element_bytes_);
-    set_columns(piece, problem_.columns, live_columns_of(problem_.band, problem_.columns, row.offset(kQuery)), first);
-    return piece;
-  }
-
   void gather_mask(ForwardPiece& piece, void* scratch) const {
     const int64_t compute_bytes = problem_.element == Element::float64 ? 8 : 4;
     const int64_t rounded = (piece.columns + kScratchMultiple - 1) / kScratchMultiple * kScratchMultiple;
@@ -221,22 +220,7 @@ class BackwardRows {
 
   void* scratch() const { return nullptr; }
 
-  double reduce(const RowCursor& row, int64_t first, void*) const { return kernel_.dot(piece_at(row, first)); }
-
-  void finish_only(const RowCursor& row, double total, const void*) const { finish(row, 0, total, nullptr); }
-
-  void finish(const RowCursor& row, int64_t first, double total, void*) const {
-    kernel_.store(piece_at(row, first), problem_.scale, total);
-  }
-
-  static double fold(const double* partials, int64_t count) {
-    double total = 0;
-    for (int64_t i = 0; i < count; ++i) total += partials[i];
-    return total;
-  }
-
- private:
-  BackwardPiece piece_at(const RowCursor& row, int64_t first) const {
+  BackwardPiece piece_at(const RowCursor& row, int64_t first, void*) const {
     BackwardPiece piece;
     piece.y = offset_pointer(problem_.y, (row.offset(kInput) + first) * element_bytes_);
     piece.grad = offset_pointer(problem_.grad,
@@ -246,6 +230,19 @@ class BackwardRows {
     return piece;
   }
 
+  double reduce(const BackwardPiece& piece, void*) const { return kernel_.dot(piece); }
+
+  void store(const BackwardPiece& piece, double total, void*) const { kernel_.store(piece, problem_.scale, total); }
+
+  void reduce_and_store(const BackwardPiece& piece, double total, void*) const { store(piece, total, nullptr); }
+
+  static double fold(const double* partials, int64_t count) {
+    double total = 0;
+    for (int64_t i = 0; i < count; ++i) total += partials[i];
+    return total;
+  }
+
+ private:
   const Problem& problem_;
   const BackwardKernel kernel_;
   const int64_t element_bytes_;
@@ -257,7 +254,8 @@ void run_short_rows(const Direction& direction, const Rows& rows, int64_t begin,
   void* const scratch = direction.scratch();
   RowCursor row(rows, begin);
   for (int64_t i = begin; i < end; ++i, row.next()) {
-    direction.finish_only(row, direction.reduce(row, 0, scratch), scratch);
+    const auto piece = direction.piece_at(row, 0, scratch);
+    direction.store(piece, direction.reduce(piece, scratch), scratch);
   }
 }
 
@@ -267,12 +265,16 @@ void run_long_row(const Direction& direction, const RowCursor& row, typename Dir
                   int64_t pieces) {
   at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
     void* const scratch = direction.scratch();
-    for (int64_t i = begin; i < end; ++i) partials[i] = direction.reduce(row, i * kPieceColumns, scratch);
+    for (int64_t i = begin; i < end; ++i) {
+      partials[i] = direction.reduce(direction.piece_at(row, i * kPieceColumns, scratch), scratch);
+    }
   });
   const typename Direction::Partial total = Direction::fold(partials, pieces);
   at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
     void* const scratch = direction.scratch();
-    for (int64_t i = begin; i < end; ++i) direction.finish(row, i * kPieceColumns, total, scratch);
+    for (int64_t i = begin; i < end; ++i) {
+      direction.reduce_and_store(direction.piece_at(row, i * kPieceColumns, scratch), total, scratch);
+    }
   });
 }
 
