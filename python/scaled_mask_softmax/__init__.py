@@ -14,7 +14,7 @@ from .modules import ScaledMaskSoftmax  # noqa: E402
 if _build.NATIVE:
     from . import _ops  # noqa: F401
 
-__version__ = _build.version()
+__version__ = _build.version(_build.RECORD)
 
 __all__ = [
     "ScaledMaskSoftmax",

@@ -97,6 +97,11 @@ def install_command(version: str, torch_facts: TorchFacts) -> str:
     return f'{pip} --index-url {index}/whl/{cuda}/torch{torch_version}/ "{DISTRIBUTION}=={public}+{label}"'
 
 
+def native_exists(torch_facts: TorchFacts) -> bool:
+    """Whether a plain wheel could be replaced by a native one with CUDA kernels. (ROCm calls its devices cuda too.)"""
+    return torch_facts.cuda is not None and torch_facts.has_channel and sys.platform == "linux"
+
+
 def _cuda_major(cuda: str | None) -> str | None:
     return None if cuda is None else cuda.split(".")[0]
 
@@ -278,20 +283,19 @@ def warn_about_composite(x: torch.Tensor) -> None:
     if _warned or x.device.type != "cuda":
         return
     facts = running_torch()
-    # On ROCm a tensor's device is called cuda too; native wheels are for Linux.
-    if facts.has_channel and sys.platform == "linux":
+    if native_exists(facts):
         _warned = True
         warnings.warn(
             "scaled_mask_softmax: this is the plain wheel, which runs CUDA tensors on plain torch operators. For the "
-            f"native kernels: {install_command(version(), facts)}",
+            f"native kernels: {install_command(version(RECORD), facts)}",
             stacklevel=3,
         )
 
 
-def version() -> str:
-    """The version in the distribution's metadata."""
-    if RECORD is not None:
-        return str(RECORD["version"])
+def version(record: Mapping[str, Any] | None) -> str:
+    """The installed version: that of the record, or where there is none that of the distribution's metadata."""
+    if record is not None:
+        return str(record["version"])
     from importlib import metadata
 
     try:
@@ -313,7 +317,7 @@ def library_path() -> str:
 
 def build_info() -> dict[str, Any]:
     """What this build was made of and for: whether it is native, its version and, if there is one, its build record."""
-    info = {"native": NATIVE, "version": version(), **(RECORD or {})}
+    info = {"native": NATIVE, "version": version(RECORD), **(RECORD or {})}
     if _module is not None:
         info["instruction_set"] = _module.build_info()["instruction_set"]
     return info
