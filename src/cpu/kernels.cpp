@@ -27,16 +27,16 @@ constexpr int64_t kUnitsPerTask = 4;
 constexpr int64_t kLongRowsPerThread = 4;
 
 const RowKernels& row_kernels() {
-  static const RowKernels& chosen = []() -> const RowKernels& {
+  static const RowKernels* const chosen = [] {
 #if defined(__x86_64__)
     // torch detects the processor and obeys the environment variable ATEN_CPU_CAPABILITY.
     const std::string capability = at::get_cpu_capability();
-    if (capability == "AVX512") return kAvx512Rows;
-    if (capability == "AVX2") return kAvx2Rows;
+    if (capability == "AVX512") return &kAvx512Rows;
+    if (capability == "AVX2") return &kAvx2Rows;
 #endif
-    return kDefaultRows;
+    return &kDefaultRows;
   }();
-  return chosen;
+  return *chosen;
 }
 
 // A thread's buffer, kept between calls: scores of one piece and, where the mask has to be gathered, its mask.
