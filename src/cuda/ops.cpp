@@ -39,14 +39,29 @@ const cuda::Device& current_device() {
   return devices[index];
 }
 
+void check_launch(cudaError_t status, const cuda::Device& device) {
+  if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion) {
+    (void)cudaGetLastError();  // taken up by the exception
+    const int major = device.capability / 10;
+    const int minor = device.capability % 10;
+    TORCH_CHECK(false, "scaled_mask_softmax: this build holds no kernel that runs on compute capability ", major, ".",
+                minor, " with this driver (", cudaGetErrorString(status), "); expected one of the architectures in "
+                "scaled_mask_softmax.build_info(). Install a wheel that has it, build one with TORCH_CUDA_ARCH_LIST=\"",
+                major, ".", minor, "\", or update the driver.");
+  }
+  C10_CUDA_CHECK(status);
+}
+
 struct CudaLaunch {
   static void forward(const ForwardProblem& problem, const at::Tensor& x) {
     const c10::cuda::CUDAGuard guard(x.device());
-    C10_CUDA_CHECK(cuda::forward(problem, current_device(), c10::cuda::getCurrentCUDAStream()));
+    const cuda::Device& device = current_device();
+    check_launch(cuda::forward(problem, device, c10::cuda::getCurrentCUDAStream()), device);
   }
   static void backward(const BackwardProblem& problem, const at::Tensor& y) {
     const c10::cuda::CUDAGuard guard(y.device());
-    C10_CUDA_CHECK(cuda::backward(problem, current_device(), c10::cuda::getCurrentCUDAStream()));
+    const cuda::Device& device = current_device();
+    check_launch(cuda::backward(problem, device, c10::cuda::getCurrentCUDAStream()), device);
   }
 };
 
