@@ -5,11 +5,12 @@ python := python3
 cell := $(if $(TORCH),--torch "$(TORCH)") $(if $(CUDA),--cuda "$(CUDA)") $(if $(PYTHON),--python "$(PYTHON)") \
 	$(if $(ARCHS),--archs "$(ARCHS)")
 
-.PHONY: help wheel plain-wheel test lint format typecheck clean
+.PHONY: help wheel plain-wheel test sanitize lint format typecheck clean
 
 help:
 	@echo "make wheel        build, verify, install and exercise a wheel; TEST=no only builds and verifies it"
 	@echo "make test         build, install and run the test suite; PYTEST=\"-k name\" passes options"
+	@echo "make sanitize     CPU tests with AddressSanitizer and UBSan"
 	@echo "make plain-wheel  build the wheel without native code into dist/"
 	@echo "make lint         ruff's checks and formatting, without changing anything"
 	@echo "make format       let ruff reformat"
@@ -30,6 +31,9 @@ plain-wheel:
 
 lint:
 	@ruff check . && ruff format --check .
+
+sanitize:
+	@$(python) -m release sanitize $(cell) $(if $(PYTEST),--pytest="$(PYTEST)")
 
 format:
 	@ruff check --fix-only . && ruff format .

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def _index(arguments: argparse.Namespace) -> None:
 
 def _inside(arguments: argparse.Namespace) -> None:
     """Goes on in an environment with the build tools, of the interpreter that is built for."""
-    from . import environments, preflight, torch_info
+    from . import ROOT, environments, preflight, torch_info
 
     interpreter = preflight.interpreter(arguments.python)
     preflight.check_cxx()
@@ -57,9 +58,9 @@ def _inside(arguments: argparse.Namespace) -> None:
             here = torch_info.find()
         except torch_info.TorchError:
             here = None
-        if here is not None and here.plain_release:
+        if here is not None and torch_info.is_release(here.version):
             command += ["--torch-here", here.minor, "--cuda-here", torch_info.cuda_label(here.cuda)]
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(ROOT)
     # The tools' environment only; the caller's modules must not leak in.
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
     os.chdir(root)
@@ -85,7 +86,8 @@ def _cell_command(arguments: argparse.Namespace) -> None:
     if arguments.command == "wheel":
         wheel.wheel(options, interpreter)
     else:
-        wheel.test(options, interpreter, arguments.pytest.split())
+        sanitize = arguments.command == "sanitize"
+        wheel.test(options, interpreter, shlex.split(arguments.pytest), sanitize=sanitize)
 
 
 def _plain_wheel(arguments: argparse.Namespace) -> None:
@@ -117,9 +119,10 @@ def _parser() -> argparse.ArgumentParser:
     _cell_options(command)
     command.add_argument("--test", choices=["yes", "no"], default="yes", help="no: build and verify only")
 
-    command = commands.add_parser("test", help="build, install and run the test suite (make test)")
-    _cell_options(command)
-    command.add_argument("--pytest", default="", help="arguments for pytest")
+    for name, text in {"test": "the test suite", "sanitize": "CPU tests under AddressSanitizer and UBSan"}.items():
+        command = commands.add_parser(name, help=f"build, install and run {text} (make {name})")
+        _cell_options(command)
+        command.add_argument("--pytest", default="", help="arguments for pytest")
 
     command = commands.add_parser("plain-wheel", help="build the wheel without native code")
     command.add_argument("directory", type=Path, nargs="?", default=Path("dist"))

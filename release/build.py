@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import metadata, provision, torch_info
-from .environments import Environment, cache, log
-from .matrix import ROOT, Cell
+from . import ROOT, WORK, metadata, provision, torch_info
+from .environments import Environment, log
+from .matrix import Cell
 from .preflight import Interpreter
 from .progress import StepError, run
 from .toolkit import Toolkit
 
-_BACKEND = "import sys; from release import backend; backend.build_wheel(sys.argv[1], {'build-dir': sys.argv[2]})"
+_BACKEND = "import json, sys; from release import backend; backend.build_wheel(sys.argv[1], json.loads(sys.argv[2]))"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def provide(cell: Cell, interpreter: Interpreter, tools: Environment, *, importa
     return Parts(cell, interpreter, tools, torch, kit)
 
 
-def native(parts: Parts, architectures: str | None, folder: Path) -> Path:
+def native(parts: Parts, architectures: str | None, folder: Path, *, sanitize: bool = False) -> Path:
     """The wheel as the build backend makes it, not repaired, in `folder` (emptied first)."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -63,11 +64,14 @@ def native(parts: Parts, architectures: str | None, folder: Path) -> Path:
         env["CUDACXX"] = str(parts.kit.nvcc)
     if architectures is not None:
         env["TORCH_CUDA_ARCH_LIST"] = architectures
-    build_dir = cache() / "build" / f"{parts.cell.label}-{parts.interpreter.tag}"
+    name = f"{parts.cell.label}-{parts.interpreter.tag}{'-sanitize' if sanitize else ''}"
+    settings = {"build-dir": str(WORK / name)}
+    if sanitize:
+        settings.update({"cmake.define.SMS_SANITIZE": "ON", "install.strip": "false"})
     run(
-        [parts.tools.python, "-c", _BACKEND, folder, build_dir],
+        [parts.tools.python, "-c", _BACKEND, folder, json.dumps(settings)],
         what="building the wheel",
-        log=log(f"build-{parts.cell.label}-{parts.interpreter.tag}"),
+        log=log(f"build-{name}"),
         cwd=ROOT,
         env=env,
         show=_line,
@@ -81,7 +85,7 @@ def plain(tools: Environment, folder: Path) -> Path:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     run(
-        [tools.python, "-c", _BACKEND, scratch, ""],
+        [tools.python, "-c", _BACKEND, scratch, "{}"],
         what="building the plain wheel",
         log=log("build-plain"),
         cwd=ROOT,

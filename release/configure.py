@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import arch_list, matrix, toolkit, torch_info
+from . import ROOT, arch_list, matrix, toolkit, torch_info
 
 
 class ConfigureError(RuntimeError):
@@ -31,9 +31,9 @@ def check_cuda(torch: torch_info.TorchInfo, kit: toolkit.Toolkit) -> str | None:
 
 def commit() -> str | None:
     """The commit of the working tree; None outside one (a source distribution)."""
-    if not (matrix.ROOT / ".git").exists():
+    if not (ROOT / ".git").exists():
         return None
-    command = ["git", "-C", str(matrix.ROOT), "rev-parse", "HEAD"]
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -48,8 +48,9 @@ def default_architectures(torch: torch_info.TorchInfo, kit: toolkit.Toolkit) -> 
     machine = os.uname().machine
     cuda = data.cuda[older[-1]]
     spelling = cuda.architectures.get(machine, next(iter(cuda.architectures.values())))
-    # A compiler of a newer minor than torch's may have dropped none of these, an older may lack the newest.
-    return spelling
+    # A compiler of another minor than torch's may lack some.
+    known = [arch for arch in spelling.removesuffix("+PTX").split(";") if arch in kit.compiler.architectures]
+    return ";".join(known) + "+PTX" if known else spelling
 
 
 def _bracket(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The environments that make wheel and make test create, all below one cache folder. Standard library only."""
+"""The environments that make wheel and make test create. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import WORK
 from .preflight import Interpreter
 from .progress import StepError, run, say
 
@@ -27,12 +28,13 @@ TOOLS = (
 
 
 def cache() -> Path:
+    """What was fetched, shared by every checkout."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "scaled-mask-softmax"
 
 
 def log(name: str) -> Path:
-    return cache() / "logs" / f"{name}.log"
+    return WORK / "logs" / f"{name}.log"
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Environment:
 
 
 def _pip_line(line: str) -> bool:
-    return line.lstrip().startswith(("Downloading", "Installing", "Successfully", "Building", "ERROR", "WARNING"))
+    return line.lstrip().startswith(("Downloading", "Installing", "Successfully", "Processing", "ERROR"))
 
 
 def own_configuration() -> dict[str, str]:
@@ -73,17 +75,31 @@ def pip(
     )
 
 
-def create(path: Path, interpreter: Interpreter, spec: str, fill: Callable[[Environment], None]) -> Environment:
-    """The virtual environment at `path`, made and filled unless a complete one with the same `spec` is there."""
+def create(
+    path: Path,
+    interpreter: Interpreter,
+    spec: str,
+    fill: Callable[[Environment], None],
+    *,
+    below: Environment | None = None,
+) -> Environment:
+    """The virtual environment at `path`, made and filled unless a complete one with the same `spec` is there.
+
+    `below` is an environment whose packages are visible in this one, after its own; pip is one of them.
+    """
+    spec = f"{spec}\n{below.path if below else ''}"
     environment = Environment(path, interpreter.version)
     marker = path / ".complete"
     if marker.is_file() and marker.read_text(encoding="utf-8") == spec and environment.python.exists():
         return environment
     shutil.rmtree(path, ignore_errors=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    result = subprocess.run([interpreter.executable, "-m", "venv", path], capture_output=True, text=True)
+    command = [str(interpreter.executable), "-m", "venv", *(["--without-pip"] if below else []), str(path)]
+    result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
         raise StepError(f"creating {path} with {interpreter.executable} failed: {result.stdout}{result.stderr}".strip())
+    if below:
+        (environment.site_packages / "layered.pth").write_text(f"{below.site_packages}\n", encoding="utf-8")
     fill(environment)
     marker.write_text(spec, encoding="utf-8")
     return environment
@@ -97,8 +113,3 @@ def tools(interpreter: Interpreter) -> Environment:
         pip(environment, ["install", *TOOLS], what="installing the build tools")
 
     return create(cache() / "tools" / interpreter.tag, interpreter, "\n".join(TOOLS), fill)
-
-
-def layer(environment: Environment, below: Environment) -> None:
-    """Makes the packages of `below` visible in `environment`, after its own."""
-    (environment.site_packages / "layered.pth").write_text(f"{below.site_packages}\n", encoding="utf-8")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import ROOT
 from .torch_info import CPU, cuda_label
 
 if sys.version_info >= (3, 11):
@@ -17,7 +18,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parent.parent
 MATRIX_FILE = Path(__file__).with_name("matrix.toml")
 
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ast
 import importlib.machinery
+import importlib.util
 import os
-import re
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from . import ROOT
 
 CPU = "cpu"
 
@@ -29,9 +32,32 @@ scaled-mask-softmax is built against an installed torch, and this build sees non
   - a wheel without native kernels: SCALED_MASK_SOFTMAX_PLAIN=1 pip install ."""
 
 
+def _rules() -> Any:
+    """How versions of torch map to labels: the package's own module for it, which needs the standard library only.
+
+    By its path, since importing the package imports torch.
+    """
+    path = ROOT / "python" / "scaled_mask_softmax" / "_build.py"
+    spec = importlib.util.spec_from_file_location("release._rules", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+_RULES = _rules()
+
+
 def cuda_label(version: str | None) -> str:
     """The label of torch.version.cuda: "13.0" -> "cu130", None -> "cpu"."""
-    return CPU if version is None else "cu" + "".join(version.split(".")[:2])
+    return str(_RULES.cuda_label(version))
+
+
+def is_release(version: str) -> bool:
+    """False for vendor and nightly builds, which fit no range of versions."""
+    return bool(_RULES.is_release(version))
 
 
 class TorchError(RuntimeError):
@@ -46,25 +72,17 @@ class TorchInfo:
 
     @property
     def minor(self) -> str:
-        return ".".join(self.version.split(".")[:2])
-
-    @property
-    def plain_release(self) -> bool:
-        """False for vendor and nightly builds, which fit no range of versions."""
-        return re.fullmatch(r"\d+\.\d+\.\d+(?:\+(?:cpu|cu\d+))?", self.version) is not None
+        return str(_RULES.minor(self.version))
 
     @property
     def label(self) -> str:
         """The local version label of a wheel for this torch: "cu130torch2.14"."""
-        if self.plain_release:
-            return f"{cuda_label(self.cuda)}torch{self.minor}"
-        exact = re.sub(r"\+cu\d+$", "", self.version)
-        return f"{cuda_label(self.cuda)}torch{exact}".lower().replace("+", ".").replace("-", ".").replace("_", ".")
+        return str(_RULES.TorchFacts(self.version, self.cuda).label)
 
     @property
     def requirements(self) -> list[str]:
         """Requires-Dist of a wheel for this torch. Vendor and nightly builds get none: no range includes them."""
-        if not self.plain_release:
+        if not is_release(self.version):
             return []
         major, minor = map(int, self.minor.split("."))
         return [f"torch>={major}.{minor},<{major}.{minor + 1}"]

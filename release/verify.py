@@ -81,7 +81,7 @@ def _check_names(wheel: Path, version: str, build: dict[str, Any], requires: lis
     label = version.partition("+")[2]
     minor, cuda = build["torch_minor"], torch_info.cuda_label(build["cuda"])
     _require(build["torch"].startswith(f"{minor}."), f"build record: torch {build['torch']} is not of {minor}")
-    if re.fullmatch(r"\d+\.\d+\.\d+(?:\+(?:cpu|cu\d+))?", build["torch"]):
+    if torch_info.is_release(build["torch"]):
         _require(label == f"{cuda}torch{minor}", f"label {label} is not {cuda}torch{minor}")
         major, number = minor.split(".")
         pin = {f">={minor}", f"<{major}.{int(number) + 1}"}

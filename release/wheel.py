@@ -6,13 +6,14 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import build, index, preflight, toolkit, verify
-from .environments import Environment, cache, create, layer, log, own_configuration, pip, tools
-from .matrix import ROOT, Cell, Matrix, MatrixError, load, test_requirements
+from . import ROOT, WORK, build, index, preflight, toolkit, verify
+from .environments import Environment, cache, create, log, own_configuration, pip, tools
+from .matrix import Cell, Matrix, MatrixError, load, test_requirements
 from .preflight import Interpreter
 from .progress import StepError, Steps, duration, run, say
 
@@ -65,10 +66,10 @@ def _torch_state(environment: Environment) -> str:
 
 def _install(parts: build.Parts, channel: Path, version: str) -> Environment:
     """A fresh environment over the cell's torch, with the wheel installed by pip from the channel alone."""
-    path = cache() / "check" / f"{parts.cell.label}-{parts.interpreter.tag}"
+    path = WORK / f"check-{parts.cell.label}-{parts.interpreter.tag}"
     shutil.rmtree(path, ignore_errors=True)
     before = _torch_state(parts.torch)
-    environment = create(path, parts.interpreter, "check", lambda made: layer(made, parts.torch))
+    environment = create(path, parts.interpreter, "", lambda made: None, below=parts.torch)
     requirement = f"scaled-mask-softmax=={version}"
     pip(
         environment,
@@ -122,11 +123,11 @@ def wheel(options: Options, interpreter: Interpreter) -> None:
 
     steps.next("building")
     build_started = time.monotonic()
-    raw = build.native(parts, options.archs, cache() / "wheels" / name / "built")
+    raw = build.native(parts, options.archs, WORK / "wheels" / name / "built")
     build_time = time.monotonic() - build_started
 
     steps.next("repairing: the manylinux tag")
-    repaired = build.repair(parts, raw, cache() / "wheels" / name / "repaired")
+    repaired = build.repair(parts, raw, WORK / "wheels" / name / "repaired")
 
     steps.next("verifying")
     report = verify.verify(repaired, cuobjdump=_cuobjdump(parts), complete=options.archs is None)
@@ -159,17 +160,40 @@ def wheel(options: Options, interpreter: Interpreter) -> None:
     say(f"  pip install --no-deps --index-url {channel.as_uri()}/ scaled-mask-softmax=={report.version}")
 
 
-def test(options: Options, interpreter: Interpreter, arguments: list[str]) -> None:
-    """Builds for this machine, installs into an environment with the test dependencies and runs pytest there."""
+def _sanitizer_environment() -> dict[str, str]:
+    """What a process needs to load a library with AddressSanitizer into a Python without it."""
+    compiler = preflight.cxx_compiler().split()
+    libraries = []
+    for name in ("libasan.so", "libubsan.so", "libstdc++.so"):
+        path = subprocess.run(
+            [*compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        ).stdout
+        if not Path(path.strip()).is_absolute():
+            raise StepError(f"{compiler[0]} has no {name}: install its sanitizer libraries")
+        libraries.append(path.strip())
+    return {
+        "LD_PRELOAD": " ".join(libraries),
+        # Python and torch keep memory until exit; CUDA's reservations lie where the shadow would be protected.
+        "ASAN_OPTIONS": "detect_leaks=0:protect_shadow_gap=0:abort_on_error=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+    }
+
+
+def test(options: Options, interpreter: Interpreter, arguments: list[str], *, sanitize: bool) -> None:
+    """Builds for this machine, installs into an environment with the test dependencies and runs pytest there.
+
+    With `sanitize` the C++ code is built with AddressSanitizer and UBSan, and the tests for that run on the CPU.
+    """
     data = load()
     cell = choose(data, options, interpreter)
     _check_machine(cell, full=True)
     name = f"{cell.label}-{interpreter.tag}"
     archs = options.archs
+    gpus = sorted(set(toolkit.local_gpus()))
     if archs is None and cell.cuda:
-        gpus = sorted(set(toolkit.local_gpus()))
         # Without a GPU the CUDA code is compiled, for one architecture, and not run.
         archs = ";".join(gpus) or "9.0"
+    preload = _sanitizer_environment() if sanitize else {}
     steps = Steps(4)
     say(f"scaled-mask-softmax {data.version} for {_describe(cell, interpreter)}")
     steps.next("torch and compiler")
@@ -178,18 +202,23 @@ def test(options: Options, interpreter: Interpreter, arguments: list[str]) -> No
     packages = test_requirements()
 
     def fill(environment: Environment) -> None:
-        layer(environment, parts.torch)
         pip(environment, ["install", *packages], what="installing the test dependencies")
 
-    spec = f"{parts.torch.path}\n" + "\n".join(packages)
-    environment = create(cache() / "test" / name, interpreter, spec, fill)
-    steps.next(f"building and installing{f' for {archs}' if archs else ''}")
-    raw = build.native(parts, archs, cache() / "wheels" / name / "test")
+    kind = "sanitize" if sanitize else "test"
+    environment = create(WORK / f"{kind}-{name}", interpreter, "\n".join(packages), fill, below=parts.torch)
+    steps.next(f"building and installing{f' for {archs}' if archs else ''}{', with sanitizers' if sanitize else ''}")
+    raw = build.native(parts, archs, WORK / "wheels" / name / kind, sanitize=sanitize)
     pip(environment, ["install", "--force-reinstall", "--no-deps", raw], what="installing the built wheel")
     steps.next("tests")
-    workers = [] if toolkit.local_gpus() else ["-n", str(os.cpu_count() or 1)]
-    command = [str(environment.python), "-m", "pytest", *workers, *arguments]
+    if sanitize:
+        arguments = ["-m", "sanitizer", *arguments]
+    if sanitize or not gpus:
+        # One process a core; with a GPU they would fight over its memory.
+        arguments = ["-n", str(os.cpu_count() or 1), *arguments]
+    env = {**os.environ, **preload}
+    if sanitize:
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    env["PATH"] = f"{environment.path / 'bin'}:{parts.tools.path / 'bin'}:{env['PATH']}"
     # pytest shows its own progress, so it gets the terminal.
     os.chdir(ROOT)
-    os.environ["PATH"] = f"{environment.path / 'bin'}:{parts.tools.path / 'bin'}:{os.environ['PATH']}"
-    os.execv(command[0], command)
+    os.execve(environment.python, [str(environment.python), "-m", "pytest", *arguments], env)
