@@ -35,7 +35,8 @@ NATIVE = False
 
 _module: ModuleType | None = None
 _library: Path | None = None
-_warned = False
+# What a plain wheel is still to say.
+_plain_warning: str | None = None
 
 
 @dataclass(frozen=True)
@@ -259,18 +260,22 @@ def load() -> bool:
     Raises ImportError where there is one that does not fit, unless SCALED_MASK_SOFTMAX_ALLOW_COMPOSITE=1 allows the
     composite: then it warns once.
     """
-    global NATIVE, _module, _warned
+    global NATIVE, _module, _plain_warning
     if NATIVE:
         return True
     _read_record()
     if RECORD is None or _library is None:
+        if native_exists(facts := running_torch()):
+            _plain_warning = (
+                "scaled_mask_softmax: this is the plain wheel, which runs CUDA tensors on plain torch operators. For "
+                f"the native kernels: {install_command(version(None), facts)}"
+            )
         return False
     try:
         _module = _load_native(RECORD, _library)
     except ImportError as error:
         if os.environ.get(COMPOSITE_VARIABLE, "0") in {"", "0"}:
             raise
-        _warned = True
         warnings.warn(f"{error}\n{COMPOSITE_VARIABLE} is set: running on plain torch operators.", stacklevel=3)
         return False
     NATIVE = True
@@ -278,18 +283,15 @@ def load() -> bool:
 
 
 def warn_about_composite(x: torch.Tensor) -> None:
-    """Once a process, at its first CUDA tensor: a plain wheel is in use where a native one could be."""
-    global _warned
-    if _warned or x.device.type != "cuda":
+    """Once a process, at its first CUDA tensor outside torch.compile: a native wheel could be in use, not a plain one."""
+    global _plain_warning
+    if _plain_warning is None or x.device.type != "cuda":
         return
-    facts = running_torch()
-    if native_exists(facts):
-        _warned = True
-        warnings.warn(
-            "scaled_mask_softmax: this is the plain wheel, which runs CUDA tensors on plain torch operators. For the "
-            f"native kernels: {install_command(version(RECORD), facts)}",
-            stacklevel=3,
-        )
+    import torch
+
+    if not torch.compiler.is_compiling():  # a warning would break the graph
+        text, _plain_warning = _plain_warning, None
+        warnings.warn(text, stacklevel=3)
 
 
 def version(record: Mapping[str, Any] | None) -> str:
