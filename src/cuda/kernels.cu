@@ -39,7 +39,7 @@ cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStre
   arguments.mask = static_cast<const char*>(piece.mask);
   arguments.y = static_cast<char*>(piece.y);
   arguments.columns = piece.columns;
-  arguments.mask_column_stride = piece.mask_column_stride * mask_bytes;
+  arguments.mask_column_stride = piece.mask == nullptr ? 0 : piece.mask_column_stride * mask_bytes;
   arguments.band = kernel_band(piece.band, piece.columns);
   arguments.scale = piece.scale;
   switch (piece.mask_kind) {
