@@ -85,9 +85,21 @@ def _cell_command(arguments: argparse.Namespace) -> None:
     interpreter = preflight.interpreter(arguments.interpreter)
     if arguments.command == "wheel":
         wheel.wheel(options, interpreter)
+    elif arguments.command == "typecheck":
+        wheel.typecheck(options, interpreter)
     else:
         sanitize = arguments.command == "sanitize"
         wheel.test(options, interpreter, shlex.split(arguments.pytest), sanitize=sanitize)
+
+
+def _lint(arguments: argparse.Namespace) -> None:
+    from . import environments, preflight
+
+    tools = environments.linters(preflight.interpreter(None))
+    fix = arguments.command == "format"
+    commands = [["check", "--fix-only"], ["format"]] if fix else [["check"], ["format", "--check"]]
+    for command in commands:
+        environments.lint(tools, "ruff", *command, ".")
 
 
 def _plain_wheel(arguments: argparse.Namespace) -> None:
@@ -123,6 +135,12 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=f"build, install and run {text} (make {name})")
         _cell_options(command)
         command.add_argument("--pytest", default="", help="arguments for pytest")
+
+    command = commands.add_parser("typecheck", help="mypy --strict against the torch of a cell (make typecheck)")
+    _cell_options(command)
+
+    for name, text in {"lint": "ruff's checks and formatting, changing nothing", "format": "let ruff reformat"}.items():
+        commands.add_parser(name, help=f"{text} (make {name})").set_defaults(run=_lint)
 
     command = commands.add_parser("plain-wheel", help="build the wheel without native code")
     command.add_argument("directory", type=Path, nargs="?", default=Path("dist"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import WORK
+from . import ROOT, WORK
 from .preflight import Interpreter
 from .progress import StepError, run, say
 
@@ -25,6 +25,10 @@ TOOLS = (
     "pyelftools>=0.31",
     "tomli>=2; python_version < '3.11'",
 )
+
+
+# Exact: a newer linter must not turn a green tree red.
+LINTERS = ("mypy==2.4.1", "ruff==0.17.6", "tomli>=2; python_version < '3.11'")
 
 
 def cache() -> Path:
@@ -113,3 +117,18 @@ def tools(interpreter: Interpreter) -> Environment:
         pip(environment, ["install", *TOOLS], what="installing the build tools")
 
     return create(cache() / "tools" / interpreter.tag, interpreter, "\n".join(TOOLS), fill)
+
+
+def linters(interpreter: Interpreter) -> Environment:
+    """ruff and mypy."""
+
+    def fill(environment: Environment) -> None:
+        pip(environment, ["install", *LINTERS], what="installing the linters")
+
+    return create(cache() / "lint" / interpreter.tag, interpreter, "\n".join(LINTERS), fill)
+
+
+def lint(environment: Environment, *command: str) -> None:
+    """Runs a linter on the checkout, with its own output. Raises StepError where it finds something."""
+    if subprocess.run([environment.python, "-m", *command], cwd=ROOT).returncode != 0:
+        raise StepError(f"{' '.join(command)} found something")

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import ROOT, WORK, build, index, preflight, toolkit, verify
-from .environments import Environment, cache, create, log, own_configuration, pip, tools
+from . import ROOT, WORK, build, index, preflight, provision, toolkit, verify
+from .environments import Environment, cache, create, lint, linters, log, own_configuration, pip, tools
 from .matrix import Cell, Matrix, MatrixError, load, test_requirements
 from .preflight import Interpreter
 from .progress import StepError, Steps, duration, run, say
@@ -222,3 +222,9 @@ def test(options: Options, interpreter: Interpreter, arguments: list[str], *, sa
     # pytest shows its own progress, so it gets the terminal.
     os.chdir(ROOT)
     os.execve(environment.python, [str(environment.python), "-m", "pytest", *arguments], env)
+
+
+def typecheck(options: Options, interpreter: Interpreter) -> None:
+    """mypy --strict, seeing the torch of the cell."""
+    torch = provision.torch(choose(load(), options, interpreter), interpreter, importable=True)
+    lint(linters(interpreter), "mypy", "--python-executable", str(torch.python))
