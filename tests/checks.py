@@ -1,0 +1,165 @@
+"""One call of the operator, compared with the oracle in every respect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import oracle
+import tolerances
+import torch
+
+import scaled_mask_softmax as sms
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+SIXTEEN_BIT = [torch.float16, torch.bfloat16]
+MASK_KINDS = ["none", "bool", "same", "float32"]
+
+
+def short(value: Any) -> str | None:
+    """Test ids: float16 for torch.float16, 2x3x5 for a shape."""
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, tuple) and all(isinstance(size, int) for size in value):
+        return "x".join(map(str, value)) or "scalar"
+    return None
+
+
+def mask_kinds(dtype: torch.dtype) -> list[str]:
+    """A float32 mask is a kind of its own for 16-bit scores only."""
+    return MASK_KINDS if dtype in SIXTEEN_BIT else MASK_KINDS[:3]
+
+
+DTYPES_AND_KINDS = [(dtype, kind) for dtype in DTYPES for kind in mask_kinds(dtype)]
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(shape: Any, dtype: torch.dtype, device: str, seed: int = 0, spread: float = 2.0) -> torch.Tensor:
+    """The same numbers on every device."""
+    numbers = torch.randn(
+        shape, generator=generator(seed), dtype=torch.float64 if dtype.itemsize > 4 else torch.float32
+    )
+    return (numbers * spread).to(dtype).to(device)
+
+
+def random_mask(kind: str, shape: Any, dtype: torch.dtype, device: str, seed: int = 1) -> torch.Tensor | None:
+    """bool: a third True. Float: about 0, a fifth -inf."""
+    if kind == "none":
+        return None
+    drawn = torch.rand(shape, generator=generator(seed))
+    if kind == "bool":
+        return (drawn < 0.33).to(device)
+    values = normal(shape, torch.float32, "cpu", seed + 1, 1.0).masked_fill(drawn < 0.2, -torch.inf)
+    return values.to(dtype if kind == "same" else torch.float32).to(device)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bit patterns, so that NaN compares."""
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.detach().contiguous().view(integer)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+
+
+def assert_within(actual: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor, what: str) -> None:
+    """NaN and infinities where the oracle has them; elsewhere an error of at most bound."""
+    assert actual.shape == expected.shape
+    error = (actual.detach().double() - expected).abs()
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    wrong = ~(same | (error <= bound))
+    if not wrong.any():
+        return
+    where = wrong.nonzero()
+    index = tuple(where[0].tolist())
+    raise AssertionError(
+        f"{what}: {len(where)} of {wrong.numel()} cells are wrong, the first at {list(index)}: "
+        f"{actual[index].item()!r} for {expected[index].item()!r}, allowed {bound.expand_as(error)[index].item():.3g}; "
+        f"largest error {error[wrong].nan_to_num(nan=torch.inf).max().item():.3g}"
+    )
+
+
+class Snapshot:
+    """All memory behind some tensors, to be found unmodified later."""
+
+    def __init__(self, *tensors: torch.Tensor | None) -> None:
+        self._bytes = [t.untyped_storage() for t in tensors if t is not None]
+        self._copies = [storage.clone() for storage in self._bytes]
+
+    def assert_unmodified(self) -> None:
+        for now, before in zip(self._bytes, self._copies, strict=True):
+            device = now.device
+            assert torch.equal(
+                torch.empty(0, dtype=torch.uint8, device=device).set_(now),
+                torch.empty(0, dtype=torch.uint8, device=device).set_(before),
+            ), "an argument was modified"
+
+
+def assert_is_forward(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    diagonal: int = 0,
+    exact_scores: bool = False,
+) -> None:
+    """y is what the oracle makes of the rest."""
+    scores, _ = oracle.scores(x, mask, scale, is_causal, diagonal)
+    expected = oracle.softmax(scores)
+    assert_within(y, expected, tolerances.forward_bound(x.dtype, scores, expected, exact_scores), "forward")
+    no_weight = (scores == -torch.inf) & ~expected.isnan()
+    assert not y.masked_select(no_weight).count_nonzero(), "a cell of no weight is not exactly zero"
+    rounded = expected.to(x.dtype).double().sum(dim=-1)
+    assert_within(
+        y.detach().double().sum(dim=-1),
+        rounded,
+        torch.full_like(rounded, tolerances.TOLERANCES[x.dtype].row_sum),
+        "row sum",
+    )
+
+
+def verify(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    diagonal: int = 0,
+    grad: torch.Tensor | None = None,
+    exact_scores: bool = False,
+    from_x: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run forward and backward, compare with the oracle, and return y and dx.
+
+    from_x: compare dx with the oracle's gradient from x on, too. Pass False where grad holds NaN or infinities, which
+    multiply with the rounding error of y.
+    """
+    options: dict[str, Any] = {"is_causal": is_causal, "diagonal": diagonal}
+    if grad is None:
+        grad = normal(x.shape, x.dtype, str(x.device), 99, 1.0)
+    leaf = x.detach().requires_grad_()
+    snapshot = Snapshot(x, mask, grad)
+    y = sms.scaled_mask_softmax(leaf, mask, scale, **options)
+    assert y.dtype == x.dtype
+    assert y.shape == x.shape
+    assert y.device == x.device
+    assert y.is_contiguous()
+    assert y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr() or x.numel() == 0
+    assert_is_forward(y, x, mask, scale, exact_scores=exact_scores, **options)
+
+    (dx,) = torch.autograd.grad(y, leaf, grad)
+    assert dx.dtype == x.dtype
+    assert dx.shape == x.shape
+    expected = oracle.backward(grad, y, scale, **options)
+    assert_within(dx, expected, tolerances.backward_bound(x.dtype, scale, grad, y, expected), "backward")
+    no_weight = (y == 0) | oracle.excluded_by_position(x, is_causal, diagonal)
+    assert not dx.masked_select(no_weight).count_nonzero(), "the gradient of a cell of no weight is not exactly zero"
+    if from_x:
+        scores, _ = oracle.scores(x, mask, scale, **options)
+        expected = oracle.backward(grad, oracle.softmax(scores), scale, **options)
+        assert_within(dx, expected, tolerances.gradient_bound(x.dtype, scale, grad, scores), "gradient")
+    snapshot.assert_unmodified()
+    return y, dx

@@ -1,0 +1,102 @@
+"""What the operator must return, in float64 and plain torch.
+
+Written from the definition of the operator alone. Nothing here is fast, and nothing here looks at a kernel.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+class Scores(NamedTuple):
+    """Scores before the softmax.
+
+    values: float64, x's shape; excluded cells hold -inf.
+    by_position: bool, x's shape; True where causality excludes the cell.
+    """
+
+    values: torch.Tensor
+    by_position: torch.Tensor
+
+
+def aligned_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The mask with x's shape: torch's broadcasting, but a 3-D mask for a 4-D x is per sample."""
+    if x.dim() == 4 and mask.dim() == 3:
+        mask = mask[:, None]
+    return mask.expand(x.shape)
+
+
+def excluded_by_position(x: torch.Tensor, is_causal: bool, diagonal: int) -> torch.Tensor:
+    """Bool, x's shape: cell (i, j) is excluded if is_causal and j > i + diagonal. A rank-1 x is the row i = 0."""
+    queries = x.shape[-2] if x.dim() > 1 else 1
+    i = torch.arange(queries, device=x.device)[:, None]
+    j = torch.arange(x.shape[-1], device=x.device)[None, :]
+    outside = (j - i > diagonal) if is_causal else torch.zeros_like(j - i, dtype=torch.bool)
+    return outside.reshape(x.shape[-1:]).expand(x.shape) if x.dim() == 1 else outside.expand(x.shape)
+
+
+def in_range(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Scores of all dtypes but float64 live in float32: past its range they are infinite."""
+    if dtype == torch.float64:
+        return values
+    return torch.where(values.abs() > FLOAT32_MAX, values.sign() * torch.inf, values)
+
+
+def scores(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    diagonal: int = 0,
+) -> Scores:
+    values = in_range(x.detach().double() * scale, x.dtype)
+    by_position = excluded_by_position(x, is_causal, diagonal)
+    excluded = by_position
+    if mask is not None:
+        mask = aligned_mask(x, mask.detach())
+        if mask.dtype == torch.bool:
+            excluded = excluded | mask
+        else:
+            values = in_range(values + mask.double(), x.dtype)
+    return Scores(values.masked_fill(excluded, -torch.inf), by_position)
+
+
+def softmax(values: torch.Tensor) -> torch.Tensor:
+    """Softmax of float64 scores; a row of -inf gives zeros, a row with NaN or +inf gives NaN."""
+    if values.numel() == 0:
+        return values.clone()
+    maximum = values.amax(dim=-1, keepdim=True)
+    invalid = values.isnan().any(dim=-1, keepdim=True) | (values == torch.inf).any(dim=-1, keepdim=True)
+    dead = (values == -torch.inf).all(dim=-1, keepdim=True)
+    weights = (values - maximum.masked_fill(dead, 0.0)).exp()
+    y = weights / weights.sum(dim=-1, keepdim=True).masked_fill(dead, 1.0)
+    return y.masked_fill(invalid, torch.nan)
+
+
+def forward(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    diagonal: int = 0,
+) -> torch.Tensor:
+    """Float64 probabilities of x's shape."""
+    return softmax(scores(x, mask, scale, is_causal, diagonal).values)
+
+
+def backward(
+    grad: torch.Tensor, y: torch.Tensor, scale: float = 1.0, is_causal: bool = False, diagonal: int = 0
+) -> torch.Tensor:
+    """Float64 gradient of x, given probabilities y: scale * y * (grad - sum(grad * y)).
+
+    A cell with y == 0 counts as if its grad were 0, whatever grad holds; a cell outside the causal triangle gets 0
+    even in a row of NaN.
+    """
+    grad, y = grad.detach().double(), y.detach().double()
+    grad = grad.masked_fill(y == 0, 0.0)
+    dx = scale * y * (grad - (grad * y).sum(dim=-1, keepdim=True))
+    return dx.masked_fill((y == 0) | excluded_by_position(y, is_causal, diagonal), 0.0)

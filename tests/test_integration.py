@@ -1,0 +1,227 @@
+"""The operator inside PyTorch: opcheck, torch.compile, fake tensors, modes and contexts."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import layouts
+import pytest
+import torch
+import torch._dynamo.testing
+from checks import DTYPES, normal, random_mask, same_bits, short
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import scaled_mask_softmax as sms
+
+OPS = torch.ops.scaled_mask_softmax
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    torch.compiler.reset()
+
+
+def opcheck_arguments(device: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    for dtype, requires_grad in itertools.product((torch.float32, torch.bfloat16), (False, True)):
+        x = normal((2, 3, 5, 9), dtype, device).requires_grad_(requires_grad)
+        calls += [
+            ((x,), {}),
+            ((x, random_mask("bool", (2, 1, 1, 9), dtype, device), 0.5), {}),
+            ((x, random_mask("same", (5, 9), dtype, device), 0.5, True), {"diagonal": 2}),
+            ((x, random_mask("bool", (2, 5, 9), dtype, device), 2.0, True), {}),
+        ]
+    calls.append(((normal((4, 7), torch.float32, device).t(), None, 0.5), {}))
+    calls.append(((torch.empty(0, 5, device=device),), {}))
+    return calls
+
+
+# What opcheck runs on: torch's own list, so that none is ever left out.
+def test_opcheck_forward(device: str) -> None:
+    for args, kwargs in opcheck_arguments(device):
+        torch.library.opcheck(OPS.scaled_mask_softmax.default, args, kwargs)
+
+
+def test_opcheck_in_place(device: str) -> None:
+    for args, kwargs in opcheck_arguments(device):
+        x = args[0].detach().clone()
+        # A leaf that requires grad cannot be overwritten; opcheck hands over leaves.
+        torch.library.opcheck(OPS.scaled_mask_softmax_.default, (x, *args[1:]), kwargs)
+
+
+def test_opcheck_backward(device: str) -> None:
+    for dtype in (torch.float32, torch.float16):
+        y = sms.scaled_mask_softmax(normal((2, 3, 9), dtype, device))
+        grad = normal((2, 3, 9), dtype, device, 2)
+        torch.library.opcheck(OPS.scaled_mask_softmax_backward.default, (grad, y, 0.5, False))
+        torch.library.opcheck(OPS.scaled_mask_softmax_backward.default, (grad, y, 0.5, True), {"diagonal": 1})
+        torch.library.opcheck(
+            OPS.scaled_mask_softmax_backward.default, (grad[:1, :1, :1].expand_as(y), y, 0.5, False), {}
+        )
+
+
+def test_every_overload_is_checked_above() -> None:
+    names = {
+        str(schema.name)
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("scaled_mask_softmax::")
+    }
+    assert names == {f"scaled_mask_softmax::scaled_mask_softmax{suffix}" for suffix in ("", "_", "_backward")}
+
+
+def test_fake_tensors_have_the_strides_of_real_ones(device: str) -> None:
+    for dtype in DTYPES:
+        for layout in layouts.ALL.values():
+            x = layout(normal((2, 3, 5, 9), dtype, device))
+            real = sms.scaled_mask_softmax(x)
+            with FakeTensorMode() as mode:
+                fake_x = mode.from_tensor(x)
+                fake = sms.scaled_mask_softmax(fake_x)
+                fake_dx = OPS.scaled_mask_softmax_backward(fake_x, fake, 1.0, False)
+            for one in (fake, fake_dx):
+                assert one.stride() == real.stride()
+                assert one.dtype == dtype
+                assert one.device == real.device
+                assert one.storage_offset() == 0
+
+
+def attend(x: torch.Tensor, mask: torch.Tensor | None, scale: float, diagonal: int) -> torch.Tensor:
+    """The operator between pointwise work that a compiler wants to fuse."""
+    y = sms.scaled_mask_softmax(x + 1, mask, scale, True, diagonal=diagonal)
+    return (y * 2).sin()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=short)
+@pytest.mark.parametrize("kind", ["none", "bool", "same"])
+def test_compile(device: str, kind: str, dtype: torch.dtype) -> None:
+    compiled = torch.compile(attend, fullgraph=True)
+    for layout in ("dense", "padded_rows", "transposed_leading"):
+        x = layouts.ALL[layout](normal((2, 3, 17, 33), dtype, device)).requires_grad_()
+        mask = random_mask(kind, (2, 1, 17, 33), dtype, device)
+        grad = normal(x.shape, dtype, device, 4)
+        expected = attend(x, mask, 0.5, 3)
+        got = compiled(x, mask, 0.5, 3)
+        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(torch.autograd.grad(got, x, grad), torch.autograd.grad(expected, x, grad))
+
+
+def test_compile_with_dynamic_shapes(device: str) -> None:
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counted = torch.compile(attend, fullgraph=True, dynamic=True, backend=counter)
+    for batch, queries, columns in ((2, 5, 9), (3, 4, 33), (5, 16, 65), (7, 3, 130)):
+        x = normal((batch, 2, queries, columns), torch.float32, device).requires_grad_()
+        mask = random_mask("bool", (batch, 1, 1, columns), torch.float32, device)
+        grad = normal(x.shape, torch.float32, device, 4)
+        expected = attend(x, mask, 0.5, columns - queries)
+        for function in (compiled, counted):
+            got = function(x, mask, 0.5, columns - queries)
+            torch.testing.assert_close(got, expected)
+            torch.testing.assert_close(torch.autograd.grad(got, x, grad), torch.autograd.grad(expected, x, grad))
+    assert counter.frame_count == 1, "recompiled for a new shape or diagonal"
+
+
+def test_compile_in_place(device: str) -> None:
+    def work(x: torch.Tensor) -> torch.Tensor:
+        hidden = x * 2
+        sms.scaled_mask_softmax_(hidden, None, 0.5, True, diagonal=1)
+        return hidden + 1
+
+    def of_an_argument(x: torch.Tensor) -> torch.Tensor:
+        return sms.scaled_mask_softmax_(x, None, 0.5)
+
+    for dynamic in (False, True):
+        compiled = torch.compile(work, fullgraph=True, dynamic=dynamic)
+        for columns in (9, 33):
+            x = normal((2, 5, columns), torch.float32, device).requires_grad_()
+            grad = normal(x.shape, torch.float32, device, 4)
+            expected, got = work(x), compiled(x)
+            torch.testing.assert_close(got, expected)
+            torch.testing.assert_close(torch.autograd.grad(got, x, grad), torch.autograd.grad(expected, x, grad))
+        given, kept = (normal((2, 5, 9), torch.float32, device) for _ in range(2))
+        result = torch.compile(of_an_argument, fullgraph=True, dynamic=dynamic)(given)
+        torch.testing.assert_close(given, of_an_argument(kept))
+        torch.testing.assert_close(result, given)
+
+
+def test_compiled_errors_are_those_of_eager(device: str) -> None:
+    compiled = torch.compile(lambda x, mask: sms.scaled_mask_softmax(x, mask), fullgraph=True)
+    with pytest.raises(Exception, match=r"scaled_mask_softmax: mask has shape \[4\] for x of shape \[2, 3\]"):
+        compiled(torch.zeros(2, 3, device=device), torch.zeros(4, device=device))
+
+
+def test_export(device: str) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return sms.scaled_mask_softmax(x, mask, 0.5, True)
+
+    x, mask = normal((2, 3, 5, 9), torch.float32, device), random_mask("bool", (2, 1, 1, 9), torch.float32, device)
+    program = torch.export.export(Layer(), (x, mask))
+    assert "scaled_mask_softmax.scaled_mask_softmax.default" in str(program.graph)
+    assert same_bits(program.module()(x, mask), Layer()(x, mask))
+
+
+def test_module_copies_and_pickles(device: str) -> None:
+    """A tensor that went through the operator is an ordinary tensor."""
+    y = sms.scaled_mask_softmax(normal((3, 9), torch.float32, device))
+    assert same_bits(copy.deepcopy(y), y)
+
+
+def test_inference_mode(device: str) -> None:
+    x = normal((3, 65), torch.float32, device)
+    expected = sms.scaled_mask_softmax(x, None, 0.5, True)
+    with torch.inference_mode():
+        assert same_bits(sms.scaled_mask_softmax(x, None, 0.5, True), expected)
+        inside = x.clone()
+        sms.scaled_mask_softmax_(inside, None, 0.5, True)
+        assert same_bits(inside, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_autocast_keeps_the_dtype(device: str, dtype: torch.dtype) -> None:
+    x = normal((3, 65), dtype, device).requires_grad_()
+    mask = random_mask("same", (65,), dtype, device)
+    expected = sms.scaled_mask_softmax(x, mask, 0.5)
+    for autocast_dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast(device, dtype=autocast_dtype):
+            y = sms.scaled_mask_softmax(x, mask, 0.5)
+        assert same_bits(y, expected)
+        assert torch.autograd.grad(y, x, y.detach())[0].dtype == dtype
+
+
+def test_deterministic_mode(device: str) -> None:
+    """Nothing to warn of, nothing that changes; uninitialised memory filled with NaN shows up nowhere."""
+    x = normal((3, 4097), torch.float32, device).requires_grad_()
+    expected = sms.scaled_mask_softmax(x, None, 0.5, True, diagonal=9)
+    (expected_dx,) = torch.autograd.grad(expected, x, expected.detach())
+    torch.use_deterministic_algorithms(True)
+    try:
+        y = sms.scaled_mask_softmax(x, None, 0.5, True, diagonal=9)
+        (dx,) = torch.autograd.grad(y, x, expected.detach())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert same_bits(y, expected)
+    assert same_bits(dx, expected_dx)
+
+
+def test_subclasses_and_parameters(device: str) -> None:
+    parameter = torch.nn.Parameter(normal((3, 9), torch.float32, device))
+    sms.scaled_mask_softmax(parameter, None, 0.5).square().sum().backward()
+    assert parameter.grad is not None
+    assert parameter.grad.isfinite().all()
+
+
+def test_floating_point_modes_are_left_alone() -> None:
+    """Subnormal numbers live on after a call, in this thread and in those of torch's pool."""
+    for _ in range(3):
+        sms.scaled_mask_softmax(normal((256, 1000), torch.float32, "cpu"), None, 0.5)
+    small = torch.full((100_000,), 1e-40)
+    assert (small * 0.5).count_nonzero() == small.numel()
+
+
+def test_other_devices_take_the_composite() -> None:
+    x = torch.empty(2, 3, 5, 9, device="meta", dtype=torch.bfloat16)
+    y = sms.scaled_mask_softmax(x, None, 0.5, True)
+    assert (y.device.type, y.dtype, y.shape, y.stride()) == ("meta", torch.bfloat16, x.shape, x.stride())

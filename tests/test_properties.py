@@ -1,0 +1,95 @@
+"""Random shapes, strides, offsets, broadcasts, diagonals and values, drawn by hypothesis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import layouts
+import torch
+from checks import DTYPES, bits, mask_kinds, normal, random_mask, same_bits, verify
+from hypothesis import given
+from hypothesis import strategies as st
+
+import scaled_mask_softmax as sms
+
+SIZES = st.integers(1, 5)
+COLUMNS = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 129, 255, 257, 513, 1023, 1025, 2050, 4100]))
+SHAPES = st.builds(lambda leading, columns: (*leading, columns), st.lists(SIZES, max_size=5), COLUMNS)
+
+
+@st.composite
+def laid_out(draw: st.DrawFn, source: torch.Tensor) -> torch.Tensor:
+    """source's values, its dimensions in any order in memory with any gaps, from any offset."""
+    order = draw(st.permutations(range(source.dim())))
+    last = source.dim() - 1
+    if last > 0 and draw(st.booleans()):
+        order = [*(dim for dim in order if dim != last), last]
+    strides = [0] * source.dim()
+    step = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    for dim in reversed(order):
+        strides[dim] = step
+        step = step * source.shape[dim] + draw(st.integers(0, 9))
+    return layouts.strided(source, strides, draw(st.integers(0, 33)))
+
+
+@st.composite
+def calls(draw: st.DrawFn, device: str) -> dict[str, Any]:
+    shape = draw(SHAPES)
+    dtype = draw(st.sampled_from(DTYPES))
+    seed = draw(st.integers(0, 2**20))
+    kind = draw(st.sampled_from(mask_kinds(dtype)))
+    call: dict[str, Any] = {
+        "x": draw(laid_out(normal(shape, dtype, device, seed, draw(st.sampled_from([0.0, 1.0, 5.0]))))),
+        "scale": draw(st.sampled_from([1.0, 0.125, -0.3, 0.0, 0.7])),
+        "is_causal": draw(st.booleans()),
+        "diagonal": draw(st.integers(-8, 70)),
+        "mask": None,
+        "grad": draw(laid_out(normal(shape, dtype, device, seed + 1, 1.0))),
+    }
+    if kind != "none":
+        mask_shape = [size if draw(st.booleans()) else 1 for size in shape]
+        dropped = draw(st.integers(0, len(shape)))
+        mask_shape = mask_shape[dropped:]
+        if len(shape) == 4 and len(mask_shape) == 3:
+            mask_shape = [size if draw(st.booleans()) else 1 for size in (shape[0], shape[2], shape[3])]
+        call["mask"] = draw(laid_out(random_mask(kind, mask_shape, dtype, device, seed + 2)))
+    return call
+
+
+@given(st.data())
+def test_any_call(device: str, data: st.DataObject) -> None:
+    call = data.draw(calls(device))
+    y, dx = verify(**call)
+    dense = {name: layouts.dense(value) if torch.is_tensor(value) else value for name, value in call.items()}
+    dense_y, dense_dx = verify(**dense)
+    assert same_bits(y, dense_y)
+    assert same_bits(dx, dense_dx)
+
+
+@given(st.data())
+def test_any_call_in_place(device: str, data: st.DataObject) -> None:
+    call = data.draw(calls(device))
+    options = {name: call[name] for name in ("scale", "is_causal", "diagonal")}
+    y = sms.scaled_mask_softmax(call["x"], call["mask"], **options)
+    sms.scaled_mask_softmax_(call["x"], call["mask"], **options)
+    assert torch.equal(bits(call["x"]), bits(y))
+    assert layouts.poison_intact(call["x"])
+
+
+SPECIAL = st.sampled_from([0.0, 1.0, -1.0, 60_000.0, -60_000.0, float("inf"), float("-inf"), float("nan")])
+
+
+@given(st.data())
+def test_any_values(device: str, data: st.DataObject) -> None:
+    """NaN, infinities and large numbers anywhere in x and in the mask."""
+    dtype = data.draw(st.sampled_from([torch.float16, torch.float32, torch.float64]))
+    shape = (data.draw(st.integers(1, 4)), data.draw(st.integers(1, 70)))
+    x = normal(shape, dtype, device, data.draw(st.integers(0, 99)))
+    kind = data.draw(st.sampled_from(mask_kinds(dtype)))
+    mask = random_mask(kind, shape, dtype, device, 7)
+    for tensor in (x, mask):
+        if tensor is None or tensor.dtype == torch.bool:
+            continue
+        for _ in range(data.draw(st.integers(0, 6))):
+            tensor[tuple(data.draw(st.integers(0, size - 1)) for size in shape)] = data.draw(SPECIAL)
+    verify(x, mask, data.draw(st.sampled_from([1.0, -1.0, 0.0, 0.5])), data.draw(st.booleans()), from_x=False)

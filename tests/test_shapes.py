@@ -1,0 +1,148 @@
+"""Sizes at the ends: empty, one, past 65,535, many dimensions, past 2^31 elements."""
+
+from __future__ import annotations
+
+import math
+
+import layouts
+import pytest
+import torch
+from checks import DTYPES, MASK_KINDS, assert_is_forward, mask_kinds, normal, random_mask, same_bits, short, verify
+
+import scaled_mask_softmax as sms
+
+EMPTY = [
+    (0,),
+    (0, 0),
+    (0, 5),
+    (5, 0),
+    (0, 3, 5),
+    (2, 0, 5),
+    (2, 3, 0),
+    *((0, 2, 3, 4), (2, 0, 3, 4)),
+    (2, 3, 0, 4),
+    (2, 3, 4, 0),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+@pytest.mark.parametrize("shape", EMPTY, ids=short)
+def test_empty_in_empty_out(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    for kind in mask_kinds(dtype):
+        for mask_shape in {shape, shape[-1:], ()}:
+            mask = random_mask(kind, mask_shape, dtype, device)
+            verify(torch.empty(shape, dtype=dtype, device=device), mask, 0.5, True)
+            x = torch.empty(shape, dtype=dtype, device=device)
+            assert sms.scaled_mask_softmax_(x, mask, 0.5, True, diagonal=1) is x
+
+
+@pytest.mark.parametrize(
+    "shape", [(70_001, 3), (66_000, 1, 5), (2, 66_000, 1, 3), (1, 2, 66_000, 3), (70_003, 1, 1, 2)], ids=short
+)
+@pytest.mark.parametrize("kind", MASK_KINDS)
+def test_more_than_65535_in_any_dimension(device: str, shape: tuple[int, ...], kind: str) -> None:
+    x = normal(shape, torch.float16, device)
+    verify(x, random_mask(kind, shape, torch.float16, device), 0.5, True, diagonal=1)
+    verify(layouts.padded_rows(x), None, 0.5)
+
+
+@pytest.mark.parametrize("columns", [3, 1100])
+def test_more_than_65535_rows_that_each_take_a_block(device: str, columns: int) -> None:
+    x = normal((66_001, 1, columns), torch.bfloat16, device)
+    mask = torch.zeros(66_001, 1, 1, dtype=torch.bool, device=device)
+    mask[65_535] = True
+    y = sms.scaled_mask_softmax(x, mask, 0.5)
+    for rows in (slice(0, 4), slice(65_530, 65_541), slice(65_997, 66_001)):
+        assert same_bits(y[rows], verify(x[rows], mask[rows], 0.5)[0])
+
+
+RANK_7 = (2, 3, 2, 2, 3, 2, 19)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_many_leading_dimensions_that_cannot_be_merged(device: str, dtype: torch.dtype) -> None:
+    x = layouts.odd_strides(normal(RANK_7, dtype, device))
+    for kind in mask_kinds(dtype):
+        mask = random_mask(kind, RANK_7, dtype, device)
+        if mask is not None:
+            mask = layouts.transposed_leading(mask)
+        grad = layouts.transposed_leading(normal(RANK_7, dtype, device, 9))
+        y, dx = verify(x, mask, 0.7, True, 11, grad=grad)
+        dense_y, dense_dx = verify(
+            x.contiguous(), None if mask is None else mask.contiguous(), 0.7, True, 11, grad=grad
+        )
+        assert same_bits(y, dense_y)
+        assert same_bits(dx, dense_dx)
+    for mask_shape in [(2, 1, 2, 1, 3, 1, 19), (1, 3, 1, 2, 1, 2, 1), (3, 2, 1, 1, 2, 1), (2, 19)]:
+        verify(x, random_mask("bool", mask_shape, dtype, device), 0.7)
+
+
+def test_rank_twelve(device: str) -> None:
+    shape = (2,) * 11 + (5,)
+    x = layouts.odd_strides(normal(shape, torch.float32, device))
+    mask_shape = tuple(2 if dim % 2 else 1 for dim in range(11)) + (5,)
+    y, _ = verify(x, random_mask("same", mask_shape, torch.float32, device), 1.0, True, 2)
+    z = x.clone()
+    sms.scaled_mask_softmax_(x, random_mask("same", mask_shape, torch.float32, device), 1.0, True, diagonal=2)
+    assert same_bits(x, y)
+    assert not same_bits(z, y)
+
+
+def test_sizes_of_one_everywhere(device: str) -> None:
+    for rank in range(1, 9):
+        y, dx = verify(normal((1,) * rank, torch.float32, device), torch.zeros((), dtype=torch.bool, device=device))
+        assert y.item() == 1
+        assert dx.item() == 0
+
+
+def _need(gigabytes: int) -> None:
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < gigabytes * 2**30:
+        pytest.skip(f"needs {gigabytes} GB of CUDA memory")
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("columns", [1000, 1024, 40_000])
+def test_more_than_two_to_the_31_elements(cuda: str, columns: int) -> None:
+    """The first rows, the last, and those on either side of element 2^31, each as if it were alone."""
+    _need(40)
+    rows = 2**31 // columns + 1500
+    x = torch.randn(rows, 1, columns, dtype=torch.bfloat16, device=cuda)
+    mask = torch.rand(rows, 1, columns, device=cuda, dtype=torch.bfloat16) < 0.25
+    border = 2**31 // columns
+    picked = torch.tensor([0, 1, border // 2, border - 1, border, border + 1, rows - 2, rows - 1], device=cuda)
+    x.requires_grad_()
+    y = sms.scaled_mask_softmax(x, mask, 0.5)
+    (dx,) = torch.autograd.grad(y, x, x.detach())
+    few = x.detach()[picked].requires_grad_()
+    few_y = sms.scaled_mask_softmax(few, mask[picked], 0.5)
+    assert_is_forward(few_y, few, mask[picked], 0.5)
+    assert same_bits(y[picked], few_y)
+    assert same_bits(dx[picked], torch.autograd.grad(few_y, few, few.detach())[0])
+    sums = y.detach().sum(-1, dtype=torch.float32)
+    assert (sums - 1).abs().max() < 8e-3
+    z = x.detach()
+    sms.scaled_mask_softmax_(z, mask, 0.5)
+    assert torch.equal(z, y)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_one_row_of_more_than_two_to_the_31_columns(cuda: str, is_causal: bool) -> None:
+    """Two cells share the weight, one of them past 2^31; under causality only the first is there."""
+    _need(50)
+    columns = 2**31 + 1003
+    x = torch.full((columns,), -math.inf, dtype=torch.bfloat16, device=cuda)
+    x[5], x[2**31 + 900] = 0.0, 1.0
+    y = sms.scaled_mask_softmax(x.requires_grad_(), None, 1.0, is_causal, diagonal=2**31)
+    expected = torch.tensor([1.0, 0.0] if is_causal else [1 / (1 + math.e), math.e / (1 + math.e)], dtype=torch.float64)
+    got = torch.stack([y[5], y[2**31 + 900]]).double().cpu()
+    torch.testing.assert_close(got, expected, rtol=0, atol=8e-3)
+    assert y.count_nonzero() == (1 if is_causal else 2)
+    grad = torch.zeros_like(x)
+    grad[5] = 1.0
+    (dx,) = torch.autograd.grad(y, x, grad)
+    slope = 0.0 if is_causal else (got[0] * got[1]).item()
+    assert dx[5].item() == pytest.approx(slope, abs=8e-3)
+    assert dx[2**31 + 900].item() == pytest.approx(-slope, abs=8e-3)
+    assert dx.count_nonzero() == (0 if is_causal else 2)
