@@ -39,7 +39,7 @@ const RowKernels& row_kernels() {
   return *chosen;
 }
 
-// A thread's buffer, kept between calls: scores of one piece and, where the mask has to be gathered, its mask.
+// A thread's buffer, kept between calls: the scores of one piece and, if it has to be gathered, the mask.
 class Scratch {
  public:
   void* reserve(size_t bytes) {
@@ -134,7 +134,7 @@ ColumnRange live_columns_of(const Band& band, int64_t columns, int64_t query) {
   return band.active ? live_columns(band, columns, query) : ColumnRange{0, columns};
 }
 
-// One row at a time: its pieces, and the two steps over them, whose results pass from the first to the second.
+// The pieces of a row and the two steps over them. Each step must get the scratch of the thread it runs on.
 class ForwardRows {
  public:
   using Problem = ForwardProblem;
@@ -147,12 +147,9 @@ class ForwardRows {
         mask_bytes_(mask_element_bytes(problem.mask_kind, problem.element)),
         gathered_(problem.mask_kind != MaskKind::none && problem.mask_column_stride != 1) {}
 
-  // Must be called on the thread that then calls the steps.
   void* scratch() const {
     const int64_t columns = std::min(problem_.columns, kPieceColumns);
-    const int64_t rounded = (columns + kScratchMultiple - 1) / kScratchMultiple * kScratchMultiple;
-    const int64_t compute_bytes = problem_.element == Element::float64 ? 8 : 4;
-    return thread_scratch.reserve(static_cast<size_t>(rounded * (compute_bytes + (gathered_ ? mask_bytes_ : 0))));
+    return thread_scratch.reserve(static_cast<size_t>(score_bytes(columns) + (gathered_ ? columns * mask_bytes_ : 0)));
   }
 
   ForwardPiece piece_at(const RowCursor& row, int64_t first, void* scratch) const {
@@ -189,10 +186,13 @@ class ForwardRows {
   }
 
  private:
+  int64_t score_bytes(int64_t columns) const {
+    const int64_t rounded = (columns + kScratchMultiple - 1) / kScratchMultiple * kScratchMultiple;
+    return rounded * (problem_.element == Element::float64 ? 8 : 4);
+  }
+
   void gather_mask(ForwardPiece& piece, void* scratch) const {
-    const int64_t compute_bytes = problem_.element == Element::float64 ? 8 : 4;
-    const int64_t rounded = (piece.columns + kScratchMultiple - 1) / kScratchMultiple * kScratchMultiple;
-    void* const target = offset_pointer(scratch, rounded * compute_bytes);
+    void* const target = offset_pointer(scratch, score_bytes(piece.columns));
     const auto run = mask_bytes_ == 1   ? gather<uint8_t>
                      : mask_bytes_ == 2 ? gather<uint16_t>
                      : mask_bytes_ == 4 ? gather<uint32_t>
@@ -285,12 +285,9 @@ void run_long_rows(const Direction& direction, const Rows& rows, int64_t begin, 
   for (int64_t i = begin; i < end; ++i, row.next()) run_long_row(direction, row, partials.data(), pieces);
 }
 
-// The unit that the i-th of `units` stands for. Under a band, threads are dealt units from both ends in turn: the short
-// rows of a triangle with its long ones.
-int64_t dealt_unit(int64_t i, int64_t units, bool band) {
-  if (!band) return i;
-  return i % 2 == 0 ? i / 2 : units - 1 - i / 2;
-}
+// The unit that comes i-th when units are taken from both ends in turn, so that each thread's share of a triangle has as
+// many short rows as long ones.
+int64_t folded_unit(int64_t i, int64_t units) { return i % 2 == 0 ? i / 2 : units - 1 - i / 2; }
 
 template <typename Direction>
 void run(const typename Direction::Problem& problem) {
@@ -317,7 +314,7 @@ void run(const typename Direction::Problem& problem) {
       return;
     }
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = dealt_unit(i, units, problem.band.active) * unit;
+      const int64_t first = folded_unit(i, units) * unit;
       run_short_rows(direction, rows, first, std::min(count, first + unit));
     }
   });

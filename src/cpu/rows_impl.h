@@ -400,7 +400,8 @@ SMS_INLINE double sum_of(int64_t begin, int64_t end, const Term& term) {
 #pragma GCC unroll 8
       for (int64_t column = start; column < start + kColumns; column += kLanes) group += term(column, AllLanes{});
     } else {
-      for (int64_t column = start; column < start + kColumns; column += kLanes) {
+      const int64_t last = end < start + kColumns ? end : start + kColumns;
+      for (int64_t column = begin > start ? begin / kLanes * kLanes : start; column < last; column += kLanes) {
         visit_vector<kLanes>(begin, end, column, [&](int64_t at, auto lanes)
                              __attribute__((always_inline)) { group += term(at, lanes); });
       }
@@ -477,7 +478,8 @@ struct Forward {
     if (maximum != nullptr) {
       shift = static_cast<Compute>(*maximum);
     } else {
-      shift = fold_lanes<Compute, kLanes>(larger(larger(largest[0], largest[1]), larger(largest[2], largest[3])), larger);
+      const Vector<Compute> both[2] = {larger(largest[0], largest[1]), larger(largest[2], largest[3])};
+      shift = fold_lanes<Compute, kLanes>(larger(both[0], both[1]), larger);
       if (shift == -Lanes::kInfinity) shift = 0;  // all scores are -inf or NaN: their exponentials are 0 or NaN
     }
     // A maximum of +inf gives inf - inf = NaN.
