@@ -240,7 +240,8 @@ def _load_native(record: Mapping[str, Any], library: Path) -> ModuleType:
     try:
         torch.ops.load_library(str(library))
     except OSError as error:
-        raise ImportError(misfit(record, facts, f"its library cannot be loaded: {error}.")) from error
+        reason = error.__cause__ or error  # torch's own error names the file, its cause says why
+        raise ImportError(misfit(record, facts, f"its library cannot be loaded: {reason}.")) from error
     built_major = _cuda_major(record["cuda"])
     if built_major is not None and (major := _runtime_major(library)) != built_major:
         problem = f"the CUDA runtime in this process is {major}, this build is for {built_major}."
@@ -283,7 +284,7 @@ def load() -> bool:
 
 
 def warn_about_composite(x: torch.Tensor) -> None:
-    """Once a process, at its first CUDA tensor outside torch.compile: a native wheel could be in use, not a plain one."""
+    """Once a process, at its first CUDA tensor outside torch.compile: a native wheel could serve it."""
     global _plain_warning
     if _plain_warning is None or x.device.type != "cuda":
         return
