@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
+
 from scaled_mask_softmax import scaled_mask_softmax
 
 SECTOR_BYTES = 32

@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from scaled_mask_softmax import scaled_mask_softmax
 from torch import Tensor, nn
+
+from scaled_mask_softmax import scaled_mask_softmax
 
 # (scores, mask True = masked out, scale) -> probabilities, causal
 Softmax = Callable[[Tensor, Tensor, float], Tensor]

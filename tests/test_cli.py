@@ -9,10 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import scaled_mask_softmax
 import stand_in
-from scaled_mask_softmax import _build
 from stand_in import RECORD
+
+import scaled_mask_softmax
+from scaled_mask_softmax import _build
 
 VERSION = "1.0.0+cu130torch2.14"
 FIX = "pip install --force-reinstall --no-deps"

@@ -10,14 +10,14 @@ import re
 from pathlib import Path
 
 import pytest
-import scaled_mask_softmax
 import stand_in
 import torch
 from elftools.elf.elffile import ELFFile
-from scaled_mask_softmax import _build
 from stand_in import RECORD
 
+import scaled_mask_softmax
 from release import index, torch_info
+from scaled_mask_softmax import _build
 
 FIX = "pip install --force-reinstall --no-deps"
 CHANNELS = "https://scaled-mask-softmax.github.io/whl"
