@@ -1,6 +1,7 @@
 """python -m release COMMAND: see --help. Parses with any Python 3, to say which one it needs."""
 
 import argparse
+import importlib.util
 import os
 import shlex
 import sys
@@ -9,8 +10,28 @@ from pathlib import Path
 if sys.version_info < (3, 10):  # noqa: UP036
     sys.exit("error: Python 3.10 or newer is needed, this is {}.{}: give make PYTHON=3.11".format(*sys.version_info))
 
+from . import ROOT
+
+
+def _become(python: Path, more: "list[str]") -> None:
+    """Goes on as another Python, with the same command and `more` arguments."""
+    command = [str(python), "-m", "release", *sys.argv[1:], *more]
+    # The caller's modules must not leak in.
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
+    os.execve(command[0], command, {**env, "PYTHONPATH": str(ROOT)})
+
+
+def _need(*modules: str) -> None:
+    """Goes on in the environment of the build tools where this one lacks a module."""
+    from . import environments, preflight
+
+    if any(importlib.util.find_spec(name) is None for name in modules):
+        _become(environments.tools(preflight.interpreter(None)).python, [])
+
 
 def _matrix(arguments: argparse.Namespace) -> None:
+    if sys.version_info < (3, 11):
+        _need("tomli")
     from . import matrix
 
     data = matrix.load()
@@ -30,6 +51,7 @@ def _record(arguments: argparse.Namespace) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> None:
+    _need("elftools", "auditwheel", "tomllib" if sys.version_info >= (3, 11) else "tomli")
     from . import verify
 
     for wheel in arguments.wheels:
@@ -47,24 +69,20 @@ def _index(arguments: argparse.Namespace) -> None:
 
 def _inside(arguments: argparse.Namespace) -> None:
     """Goes on in an environment with the build tools, of the interpreter that is built for."""
-    from . import ROOT, environments, preflight, torch_info
+    from . import environments, preflight, torch_info
 
     interpreter = preflight.interpreter(arguments.python)
     preflight.check_cxx()
     tools = environments.tools(interpreter)
-    command = [str(tools.python), "-m", "release", *sys.argv[1:], "--interpreter", str(interpreter.executable)]
+    more = ["--interpreter", str(interpreter.executable)]
     if not arguments.torch:
         try:
             here = torch_info.find()
         except torch_info.TorchError:
             here = None
         if here is not None and torch_info.is_release(here.version):
-            command += ["--torch-here", here.minor, "--cuda-here", torch_info.cuda_label(here.cuda)]
-    root = str(ROOT)
-    # The tools' environment only; the caller's modules must not leak in.
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")}
-    os.chdir(root)
-    os.execve(command[0], command, {**env, "PYTHONPATH": root})
+            more += ["--torch-here", here.minor, "--cuda-here", torch_info.cuda_label(here.cuda)]
+    _become(tools.python, more)
 
 
 def _cell_command(arguments: argparse.Namespace) -> None:
@@ -103,6 +121,7 @@ def _lint(arguments: argparse.Namespace) -> None:
 
 
 def _plain_wheel(arguments: argparse.Namespace) -> None:
+    _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
     from . import build, environments, preflight
 
     interpreter = preflight.interpreter(None)
