@@ -84,20 +84,42 @@ def batches(texts: list[bytes], steps: int, device: str) -> list[tuple[Tensor, T
     return result
 
 
-def train(softmax: Softmax, data: list[tuple[Tensor, Tensor]], device: str) -> list[float]:
-    torch.manual_seed(0)
-    model = Layer(softmax).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
-    losses = []
-    for tokens, padding in data:
-        logits = model(tokens[:, :-1], padding[:, :-1])
+class Training:
+    """A layer, its optimizer and its losses, from the same start for every softmax."""
+
+    def __init__(self, softmax: Softmax, device: str) -> None:
+        torch.manual_seed(0)
+        self.model = Layer(softmax).to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+        self.losses: list[float] = []
+
+    def step(self, tokens: Tensor, padding: Tensor) -> float:
+        """One step on tokens [B, S] and padding [B, S]; returns the loss before it."""
+        logits = self.model(tokens[:, :-1], padding[:, :-1])
         target = tokens[:, 1:].masked_fill(padding[:, 1:], -100)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=-100)
-        optimizer.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+        self.optimizer.step()
+        self.losses.append(loss.item())
+        return self.losses[-1]
+
+
+def compare(data: list[tuple[Tensor, Tensor]], device: str, tolerance: float) -> str:
+    """Trains with the operator and with plain torch, side by side. Exits where the losses part."""
+    mine, theirs = Training(ours, device), Training(plain, device)
+    worst = 0.0
+    for step, (tokens, padding) in enumerate(data, 1):
+        loss, expected = mine.step(tokens, padding), theirs.step(tokens, padding)
+        if not abs(loss - expected) <= tolerance:  # also for NaN
+            raise SystemExit(f"{device}: at step {step} the loss is {loss}, plain torch's is {expected}: too far apart")
+        worst = max(worst, abs(loss - expected))
+        if step % 50 == 0:
+            print(f"{device}: step {step} of {len(data)}, loss {loss:.3f}, at most {worst:.1e} apart", flush=True)
+    start, end = sum(mine.losses[:10]) / 10, sum(mine.losses[-10:]) / 10
+    if not end < start - 0.5:
+        raise SystemExit(f"{device}: the layer did not learn: loss {start:.3f} at first, {end:.3f} at the end")
+    return f"losses at most {worst:.1e} apart in {len(data)} steps, {start:.2f} to {end:.2f}"
 
 
 def milliseconds(softmax: Softmax, device: str, repeats: int) -> float:
@@ -131,23 +153,7 @@ def main() -> None:
     texts = paragraphs(arguments.documents)
     for device in ["cpu", *(["cuda"] if torch.cuda.is_available() and torch.version.cuda else [])]:
         data = batches(texts, arguments.steps, device)
-        lengths = [int((~padding).sum()) for _, padding in data]
-        print(
-            f"{device}: {arguments.steps} steps, {sum(lengths) // BATCH // len(lengths)} bytes a paragraph on average",
-            flush=True,
-        )
-        with_ours, with_plain = train(ours, data, device), train(plain, data, device)
-        apart = [abs(a - b) for a, b in zip(with_ours, with_plain, strict=True)]
-        worst = max(apart)
-        if not worst <= arguments.tolerance:  # also for NaN
-            step = apart.index(worst)
-            raise SystemExit(f"{device}: losses differ by {worst} at step {step}, more than {arguments.tolerance}")
-        start, end = sum(with_ours[:10]) / 10, sum(with_ours[-10:]) / 10
-        if not end < start - 0.5:
-            raise SystemExit(f"{device}: the layer did not learn: loss {start:.3f} at first, {end:.3f} at the end")
-        result[f"agreement, {device}"] = (
-            f"losses at most {worst:.1e} apart in {arguments.steps} steps, {start:.2f} to {end:.2f}"
-        )
+        result[f"agreement, {device}"] = compare(data, device, arguments.tolerance)
         repeats = 50 if device == "cuda" else 10
         mine, theirs = milliseconds(ours, device, repeats), milliseconds(plain, device, repeats)
         result[f"time, {device}"] = f"{mine:.2f} ms against eager's {theirs:.2f} ms, {theirs / mine:.1f}x faster"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
 
 import torch
 
 from . import _build, _composite
 
+_forward: Callable[..., torch.Tensor]
+_forward_in_place: Callable[..., None]
 if _build.NATIVE:
     _forward = torch.ops.scaled_mask_softmax.scaled_mask_softmax.default
     _forward_in_place = torch.ops.scaled_mask_softmax.scaled_mask_softmax_.default
@@ -105,10 +107,7 @@ def scaled_mask_softmax(
         _reject(mask, scale, diagonal, dropout_p)
     if not _build.NATIVE:
         _build.warn_about_composite(x)
-    return cast(
-        torch.Tensor,
-        _forward(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink),
-    )
+    return _forward(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink)
 
 
 def scaled_mask_softmax_(
