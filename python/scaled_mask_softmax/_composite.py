@@ -1,10 +1,12 @@
 """The operator in plain torch operators: for devices without a native kernel, and for wheels without the library.
 
-Differentiable by torch, any number of times and in either mode. The semantics are those of
+Differentiable any number of times and in either mode. The semantics are those of
 :func:`scaled_mask_softmax.scaled_mask_softmax`; memory is that of several tensors of x's size.
 """
 
 from __future__ import annotations
+
+from typing import Any, cast
 
 import torch
 
@@ -33,6 +35,81 @@ def _outside_band(x: torch.Tensor, is_causal: bool, diagonal: int) -> torch.Tens
     return outside if x.dim() >= 2 else outside.squeeze(0)
 
 
+def _probabilities(
+    x: torch.Tensor, mask: torch.Tensor | None, scale: float, is_causal: bool, diagonal: int
+) -> torch.Tensor:
+    scores = x.to(_accumulate_dtype(x.dtype)) * scale
+    excluded = _outside_band(x, is_causal, diagonal)
+    if mask is not None:
+        mask = _aligned_mask(x, mask)
+        if mask.dtype == torch.bool:
+            excluded = mask if excluded is None else excluded | mask
+        else:
+            scores = scores + mask.to(scores.dtype)
+    if excluded is not None:
+        scores = scores.masked_fill(excluded, float("-inf"))
+    if x.numel() == 0:
+        return scores.to(x.dtype).contiguous()
+    dead = (scores == float("-inf")).all(-1, keepdim=True)
+    return torch.softmax(scores, -1).masked_fill(dead, 0.0).to(x.dtype).contiguous()
+
+
+def _derivative(arriving: torch.Tensor, y: torch.Tensor, scale: float, is_causal: bool, diagonal: int) -> torch.Tensor:
+    """The symmetric Jacobian ``scale * (diag(y) - y y^T)`` of each row, times `arriving`."""
+    probability = y.to(_accumulate_dtype(y.dtype))
+    arriving = arriving.to(probability.dtype)
+    # Selected, not multiplied, so that a NaN that arrives where the derivative is zero stays out.
+    zero = y == 0
+    outside = _outside_band(y, is_causal, diagonal)
+    if outside is not None:
+        zero = zero | outside
+    total = (arriving.masked_fill(zero, 0.0) * probability.masked_fill(zero, 0.0)).sum(-1, keepdim=True)
+    return (probability * (arriving - total) * scale).masked_fill(zero, 0.0).to(y.dtype).contiguous()
+
+
+class _Function(torch.autograd.Function):
+    """Saves y only, and differentiates with the formula of the native kernels.
+
+    torch's own derivative of the steps above would let a NaN in the gradient of one cell reach the cells of
+    probability 0 beside it, and would keep several tensors of x's size.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, mask: torch.Tensor | None, scale: float, is_causal: bool, diagonal: int
+    ) -> torch.Tensor:
+        return _probabilities(x, mask, scale, is_causal, diagonal)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.options = inputs[2:]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        (y,) = ctx.saved_tensors
+        dx = None if grads[0] is None else _derivative(grads[0], y, *ctx.options)
+        return dx, None, None, None, None
+
+
+class _ForwardModeFunction(_Function):
+    """Apart, as torch.compile refuses functions with a jvp."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> torch.Tensor:
+        if tangents[0] is None or tangents[1] is not None:
+            raise NotImplementedError(
+                "scaled_mask_softmax: mask has a tangent, which is not supported yet; expected a mask without one. "
+                "Add the mask to x beforehand."
+            )
+        (y,) = ctx.saved_tensors
+        return _derivative(tangents[0], y, *ctx.options)
+
+
 def forward(
     x: torch.Tensor,
     mask: torch.Tensor | None = None,
@@ -46,23 +123,13 @@ def forward(
 ) -> torch.Tensor:
     """Return the probabilities of x; arguments, result and errors as in ``scaled_mask_softmax``."""
     _checks.check_forward(x, mask, scale, window, key_lengths, sink)
-    scores = x.to(_accumulate_dtype(x.dtype)) * scale
-    excluded = _outside_band(x, is_causal, diagonal)
-    if mask is not None:
-        mask = _aligned_mask(x, mask)
-        if mask.dtype == torch.bool:
-            excluded = mask if excluded is None else excluded | mask
-        else:
-            scores = scores + mask.to(scores.dtype)
-    if excluded is not None:
-        scores = scores.masked_fill(excluded, float("-inf"))
-    if x.numel() == 0:
-        return scores.to(x.dtype).contiguous()
-    # A dead row goes through the softmax as zeros, so that neither it nor its gradient is ever NaN.
-    dead = (scores == float("-inf")).all(-1, keepdim=True)
-    y = torch.softmax(scores.masked_fill(dead, 0.0), -1).masked_fill(dead, 0.0).to(x.dtype)
-    # A cell of probability 0 passes no gradient, whatever arrives there.
-    return y.masked_fill(y == 0, 0.0).contiguous()
+    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            "scaled_mask_softmax: mask requires a gradient, which is not supported yet; expected a mask with "
+            "requires_grad=False. Use mask.detach(), or add the mask to x beforehand."
+        )
+    function = _Function if torch.compiler.is_compiling() else _ForwardModeFunction
+    return cast(torch.Tensor, function.apply(x, mask, scale, is_causal, diagonal))
 
 
 def forward_in_place(
@@ -78,7 +145,9 @@ def forward_in_place(
 ) -> None:
     """Overwrite x with its probabilities; arguments and errors as in ``scaled_mask_softmax_``."""
     _checks.check_forward(x, mask, scale, window, key_lengths, sink)
-    _checks.check_in_place(x, mask)
+    # Storages cannot be compared while torch.compile traces, nor need they be: the result is whole before it is copied.
+    if not torch.compiler.is_compiling():
+        _checks.check_in_place(x, mask)
     x.copy_(forward(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink))
 
 
@@ -94,12 +163,4 @@ def backward(
 ) -> torch.Tensor:
     """Return the gradient of x from the probabilities y and their gradient."""
     _checks.check_backward(grad, y, scale, window, key_lengths)
-    probability = y.to(_accumulate_dtype(y.dtype))
-    arriving = grad.to(probability.dtype).masked_fill(y == 0, 0.0)
-    outside = _outside_band(y, is_causal, diagonal)
-    if outside is not None:
-        probability = probability.masked_fill(outside, 0.0)
-        arriving = arriving.masked_fill(outside, 0.0)
-    total = (arriving * probability).sum(-1, keepdim=True)
-    dx = (probability * (arriving - total) * scale).masked_fill(probability == 0, 0.0)
-    return dx.to(y.dtype).contiguous()
+    return _derivative(grad, y, scale, is_causal, diagonal)
