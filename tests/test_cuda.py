@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -91,6 +92,10 @@ def test_second_device(second_cuda: str) -> None:
         sms.scaled_mask_softmax(x, torch.zeros(1000, dtype=torch.bool, device="cuda:0"))
 
 
+# The allocator gives large tensors whole multiples of this many bytes: far less than one more tensor of x's size.
+ALLOCATION = 2 << 20
+
+
 def peak_beyond(before: int) -> int:
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
@@ -99,21 +104,21 @@ def peak_beyond(before: int) -> int:
 @pytest.mark.parametrize(("dtype", "kind"), DTYPES_AND_KINDS, ids=short)
 @pytest.mark.parametrize("columns", LENGTHS)
 def test_memory(cuda: str, columns: int, dtype: torch.dtype, kind: str) -> None:
-    """y and dx, and nothing else; the in-place form dx alone. Sizes are such that the allocator rounds nothing."""
+    """y and dx, and nothing else; the in-place form dx alone; each rounded up by the allocator."""
     rows = 2**21 // columns * 8
     x = torch.zeros(rows, 4, columns, dtype=dtype, device=cuda)[:, :1]  # rows with gaps
     mask = random_mask(kind, (columns,), dtype, cuda)
     grad = torch.ones((), dtype=dtype, device=cuda).expand(x.shape)
-    size = -(-x.numel() * x.element_size() // 512) * 512
+    size = -(-x.numel() * x.element_size() // ALLOCATION) * ALLOCATION
     x.requires_grad_()
     run(x, mask, grad)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     y = sms.scaled_mask_softmax(x, mask, 0.7, True)
-    assert peak_beyond(before) == size
+    assert peak_beyond(before) <= size
     dx = torch.autograd.grad(y, x, grad)[0]
-    assert peak_beyond(before) == 2 * size
+    assert peak_beyond(before) <= 2 * size
     del y, dx
     hidden = x * 1
     torch.cuda.reset_peak_memory_stats()
@@ -134,7 +139,7 @@ def test_one_kernel_forward_and_one_backward(cuda: str, columns: int, kind: str)
     def events(call: Any) -> list[str]:
         call()
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as recorded:
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], acc_events=True) as recorded:
             call()
             torch.cuda.synchronize()
         return [event.name for event in recorded.events() if event.device_type == torch.autograd.DeviceType.CUDA]
@@ -157,7 +162,9 @@ def test_does_not_wait_for_the_device(cuda: str) -> None:
     mask = random_mask("bool", (1000,), torch.float32, cuda)
     run(x, mask, x.detach())
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype feature")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         run(x, mask, x.detach(), is_causal=True)
     finally:
