@@ -80,7 +80,7 @@ def test_many_leading_dimensions_that_cannot_be_merged(device: str, dtype: torch
 def test_rank_twelve(device: str) -> None:
     shape = (2,) * 11 + (5,)
     x = layouts.odd_strides(normal(shape, torch.float32, device))
-    mask_shape = tuple(2 if dim % 2 else 1 for dim in range(11)) + (5,)
+    mask_shape = (*(2 if dim % 2 else 1 for dim in range(11)), 5)
     y, _ = verify(x, random_mask("same", mask_shape, torch.float32, device), 1.0, True, 2)
     z = x.clone()
     sms.scaled_mask_softmax_(x, random_mask("same", mask_shape, torch.float32, device), 1.0, True, diagonal=2)

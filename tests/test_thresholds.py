@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from checks import DTYPES_AND_KINDS, mask_kinds, normal, random_mask, short, verify
@@ -37,7 +39,7 @@ def switches(direction: str, dtype: str, mask: str, band: bool, capability: int)
 
     # A plan may come back after another one, so compare at small steps.
     grid = [*range(1, 129), *range(136, 4097, 8), *range(4160, LONGEST + 1, 64)]
-    for low, high in zip(grid, grid[1:]):
+    for low, high in itertools.pairwise(grid):
         search(low, high)
     return found
 

@@ -28,7 +28,8 @@ class Tolerance(NamedTuple):
     # in the sum over the row. `gradient_scores` as above.
     gradient: float
     gradient_scores: float
-    # The same of the backward operator alone, given y: as a share of y, and half a unit in the last place of the result.
+    # The same of the backward operator alone, given y: as a share of y, and half a unit in the last place of the
+    # result.
     backward: float
     backward_relative: float
 
