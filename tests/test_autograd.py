@@ -193,16 +193,16 @@ def test_a_mask_that_requires_grad_raises(device: str) -> None:
         assert same_bits(sms.scaled_mask_softmax(x, mask), sms.scaled_mask_softmax(x, mask.detach()))
 
 
-def works_or_says_so(call: Callable[[], torch.Tensor], expected: torch.Tensor, word: str) -> None:
+def works_or_says_so(call: Callable[[], torch.Tensor], expected: torch.Tensor, said: str) -> None:
     """Never a wrong number: equal to expected, or an error that names what is not supported."""
     try:
         got = call()
     except (RuntimeError, NotImplementedError) as error:
-        said = str(error)
+        text = str(error)
     else:
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
         return
-    assert word in said
+    assert said in text
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
@@ -210,16 +210,20 @@ def test_vmap(device: str) -> None:
     x = normal((4, 3, 9), torch.float32, device)
     masks = random_mask("bool", (4, 3, 9), torch.float32, device)
     one_by_one = torch.stack([sms.scaled_mask_softmax(part, None, 0.5, True) for part in x])
-    works_or_says_so(lambda: torch.vmap(lambda x: sms.scaled_mask_softmax(x, None, 0.5, True))(x), one_by_one, "vmap")
+    works_or_says_so(
+        lambda: torch.vmap(lambda x: sms.scaled_mask_softmax(x, None, 0.5, True))(x), one_by_one, "atching rule"
+    )
     masked = torch.stack([sms.scaled_mask_softmax(part, mask) for part, mask in zip(x, masks)])
-    works_or_says_so(lambda: torch.vmap(sms.scaled_mask_softmax)(x, masks), masked, "vmap")
+    works_or_says_so(lambda: torch.vmap(sms.scaled_mask_softmax)(x, masks), masked, "atching rule")
     by_mask = torch.stack([sms.scaled_mask_softmax(x[0], mask) for mask in masks])
-    works_or_says_so(lambda: torch.vmap(sms.scaled_mask_softmax, in_dims=(None, 0))(x[0], masks), by_mask, "vmap")
+    works_or_says_so(
+        lambda: torch.vmap(sms.scaled_mask_softmax, in_dims=(None, 0))(x[0], masks), by_mask, "atching rule"
+    )
     in_place = x.clone()
     works_or_says_so(
         lambda: torch.vmap(sms.scaled_mask_softmax_)(in_place),
         torch.stack([sms.scaled_mask_softmax(part) for part in x]),
-        "vmap",
+        "atching rule",
     )
 
 
@@ -232,8 +236,8 @@ def test_functional_gradients(device: str) -> None:
 
     leaf = x.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss(leaf), leaf)
-    works_or_says_so(lambda: torch.func.grad(loss)(x), expected, "")
-    works_or_says_so(lambda: torch.vmap(torch.func.grad(loss))(x), expected, "vmap")
+    works_or_says_so(lambda: torch.func.grad(loss)(x), expected, "functorch transforms")
+    works_or_says_so(lambda: torch.vmap(torch.func.grad(loss))(x), expected, "functorch transforms")
 
 
 def test_gradient_checkpointing(device: str) -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from checks import DTYPES, DTYPES_AND_KINDS, SIXTEEN_BIT, mask_kinds, normal, same_bits, short, verify
+from tolerances import TOLERANCES
 
 import scaled_mask_softmax as sms
 
@@ -300,7 +301,8 @@ def test_a_common_offset_of_ten_million(device: str, columns: int, dtype: torch.
             x, mask = (steps + offset).to(dtype), None
         y, _ = verify(x, mask, exact_scores=True, from_x=False)
         plain = torch.softmax(steps.double(), -1).to(dtype)
-        torch.testing.assert_close(y, plain, rtol=2 * torch.finfo(dtype).eps + 1e-7, atol=1e-30)
+        # 4 eps32 of 16, the largest distance from the maximum.
+        torch.testing.assert_close(y, plain, rtol=torch.finfo(dtype).eps + 7.7e-6, atol=1e-30)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
@@ -329,8 +331,8 @@ def test_scale_is_not_rounded_to_the_dtype(device: str, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_scale_that_overflows_sixteen_bits_only(device: str, dtype: torch.dtype) -> None:
-    x = normal((4, 50), dtype, device, spread=100.0)
-    for scale in (1e3, -1e3, 1e30, -3e38):
+    x = normal((4, 50), dtype, device, spread=0.3).clamp(-1, 1)
+    for scale in (1e5, -1e5, 1e30, -3.4e38):
         y = sms.scaled_mask_softmax(x, None, scale)
         assert y.isfinite().all()
         signed = x.double() * math.copysign(1.0, scale)
@@ -357,7 +359,7 @@ def test_sums_do_not_stall(device: str, columns: int, dtype: torch.dtype) -> Non
     torch.testing.assert_close(y, exact.to(dtype).expand(x.shape), rtol=step, atol=0)
     # A gradient that is the same everywhere cancels, if the dot product with y does not drift either.
     _, dx = verify(x, grad=torch.full_like(x, 2.0))
-    assert dx.abs().max() <= 4 * y.max() * torch.finfo(dtype).eps
+    assert dx.abs().max() <= 2 * y.max() * (torch.finfo(dtype).eps + TOLERANCES[dtype].backward)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)

@@ -67,12 +67,16 @@ def largest(values: torch.Tensor) -> torch.Tensor:
 def forward_bound(
     dtype: torch.dtype, scores: torch.Tensor, y: torch.Tensor, exact_scores: bool = False
 ) -> torch.Tensor:
-    """Bound of each cell's error. y: the oracle's. exact_scores: x * scale + mask is exact in float32."""
+    """Bound of each cell's error. y: the oracle's. exact_scores: x * scale + mask is exact in float32, so that only the
+    distance from the maximum can be rounded, when the exponential is taken."""
     row = TOLERANCES[dtype]
-    size = torch.zeros_like(scores[..., :1]) if exact_scores else largest(scores)
-    absolute = row.forward + row.forward_scores * size
+    if exact_scores:
+        size = (scores - scores.amax(dim=-1, keepdim=True)).abs().nan_to_num(0.0, 0.0, 0.0)
+    else:
+        size = largest(scores)
+    absolute = row.forward + (0.0 if exact_scores else row.forward_scores * size)
     relative = (row.relative + row.relative_scores * size) * y + smallest(dtype)
-    return torch.minimum(absolute.expand_as(relative), relative)
+    return relative.clamp(max=absolute)
 
 
 def backward_bound(
