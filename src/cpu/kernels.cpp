@@ -94,6 +94,25 @@ class RowCursor {
   int64_t offset_[kOperands];
 };
 
+// Under a band the live parts of rows do not follow each other in memory, and the processor's own prefetching falls
+// behind at each row's start. Fetching the next row's first KiB during this one took causal rows of 512 float32 from
+// 0.60 to 0.48 ns an element forward and from 0.46 to 0.34 backward (one thread of an EPYC, memory-bound; 512 and 2,048
+// bytes gained less). Without a band it gains nothing.
+constexpr int64_t kPrefetchBytes = 1024;
+
+// GCC 12 takes a function that only prefetches for one without effect and drops its calls: inlined by force, here and
+// in prefetch_next. Unrolled, because a loop's misprediction at its end costs half the gain.
+#define SMS_PREFETCH inline __attribute__((always_inline))
+SMS_PREFETCH void prefetch_live(const void* row, int64_t begin_byte, int64_t end_byte) {
+  const char* const bytes = static_cast<const char*>(row) + begin_byte;
+  const int64_t count = end_byte - begin_byte;
+#pragma GCC unroll 16
+  for (int64_t at = 0; at < kPrefetchBytes; at += 64) {
+    if (at >= count) break;
+    __builtin_prefetch(bytes + at);
+  }
+}
+
 template <typename Storage>
 void gather(const void* source, int64_t stride, int64_t begin, int64_t end, void* target) {
   const Storage* const from = static_cast<const Storage*>(source);
@@ -163,6 +182,14 @@ class ForwardRows {
     return piece;
   }
 
+  // A hint: the row after this one, if rows follow the innermost dimension's stride.
+  SMS_PREFETCH void prefetch_next(const ForwardPiece& piece) const {
+    const Rows& rows = problem_.rows;
+    if (!problem_.band.active || rows.dims == 0) return;
+    const int64_t stride = rows.dim[rows.dims - 1].stride[kInput];
+    prefetch_live(piece.x, (stride + piece.begin) * element_bytes_, (stride + piece.end) * element_bytes_);
+  }
+
   // The first step; leaves the piece's exponentials in scratch.
   ExpSum reduce(const ForwardPiece& piece, void* scratch) const {
     return kernel_.exponentials(piece, problem_.scale, nullptr, scratch);
@@ -230,6 +257,18 @@ class BackwardRows {
     return piece;
   }
 
+  SMS_PREFETCH void prefetch_next(const BackwardPiece& piece) const {
+    const Rows& rows = problem_.rows;
+    if (!problem_.band.active || rows.dims == 0) return;
+    const int64_t* const stride = rows.dim[rows.dims - 1].stride;
+    const int64_t length = (piece.end - piece.begin) * element_bytes_;
+    const int64_t y_begin = (stride[kInput] + piece.begin) * element_bytes_;
+    prefetch_live(piece.y, y_begin, y_begin + length);
+    if (problem_.grad_column_stride == 0) return;
+    const int64_t grad_begin = (stride[kSecond] + piece.begin) * element_bytes_;
+    prefetch_live(piece.grad, grad_begin, grad_begin + length);
+  }
+
   double reduce(const BackwardPiece& piece, void*) const { return kernel_.dot(piece); }
 
   void store(const BackwardPiece& piece, double total, void*) const { kernel_.store(piece, problem_.scale, total); }
@@ -255,6 +294,7 @@ void run_short_rows(const Direction& direction, const Rows& rows, int64_t begin,
   RowCursor row(rows, begin);
   for (int64_t i = begin; i < end; ++i, row.next()) {
     const auto piece = direction.piece_at(row, 0, scratch);
+    direction.prefetch_next(piece);
     direction.store(piece, direction.reduce(piece, scratch), scratch);
   }
 }
@@ -285,10 +325,6 @@ void run_long_rows(const Direction& direction, const Rows& rows, int64_t begin, 
   for (int64_t i = begin; i < end; ++i, row.next()) run_long_row(direction, row, partials.data(), pieces);
 }
 
-// The unit that comes i-th when units are taken from both ends in turn, so that each thread's share of a triangle has as
-// many short rows as long ones.
-int64_t folded_unit(int64_t i, int64_t units) { return i % 2 == 0 ? i / 2 : units - 1 - i / 2; }
-
 template <typename Direction>
 void run(const typename Direction::Problem& problem) {
   const Direction direction(problem);
@@ -309,13 +345,15 @@ void run(const typename Direction::Problem& problem) {
   const int64_t unit = std::max<int64_t>(1, kUnitColumns / problem.columns);
   const int64_t units = (count + unit - 1) / unit;
   at::parallel_for(0, units, kUnitsPerTask, [&](int64_t begin, int64_t end) {
+    const auto run_units = [&](int64_t first, int64_t last) {
+      run_short_rows(direction, rows, first * unit, std::min(count, last * unit));
+    };
     if (!problem.band.active) {
-      run_short_rows(direction, rows, begin * unit, std::min(count, end * unit));
-      return;
-    }
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = folded_unit(i, units) * unit;
-      run_short_rows(direction, rows, first, std::min(count, first + unit));
+      run_units(begin, end);
+    } else {
+      // Half of the share from the front of the units and half from their back: short and long rows of a triangle.
+      run_units((begin + 1) / 2, (end + 1) / 2);
+      run_units(units - end / 2, units - begin / 2);
     }
   });
 }
