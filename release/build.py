@@ -56,11 +56,11 @@ def native(parts: Parts, architectures: str | None, folder: Path, *, sanitize: b
     """The wheel as the build backend makes it, not repaired, in `folder` (emptied first)."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    env = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", metadata.PLAIN_VARIABLE)}
+    env = {name: value for name, value in os.environ.items() if name != metadata.PLAIN_VARIABLE}
     # The build tools' own CMake and Ninja, whatever else PATH holds.
     env["PATH"] = f"{parts.tools.path / 'bin'}:{env.get('PATH', os.defpath)}"
     env[torch_info.TORCH_VARIABLE] = str(parts.torch.site_packages / "torch")
-    if parts.kit is not None:
+    if parts.kit is not None and parts.kit.reason == provision.FETCHED:
         env["CUDACXX"] = str(parts.kit.nvcc)
     if architectures is not None:
         env["TORCH_CUDA_ARCH_LIST"] = architectures

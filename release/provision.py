@@ -13,6 +13,9 @@ from .preflight import Interpreter
 from .progress import StepError, say
 from .torch_info import cuda_label
 
+# Where a compiler of our own fetching comes from.
+FETCHED = "NVIDIA's packages"
+
 
 def _found(environment: Environment, cell: Cell) -> str | None:
     """What is wrong with the torch in `environment`; None where it is the cell's."""
@@ -100,4 +103,4 @@ def cuda_compiler(cuda: Cuda, environment: Environment) -> toolkit.Toolkit:
         if kit.version == cuda.toolkit:
             return kit
         say(f"      {kit.compiler} at {kit.nvcc} (from {kit.reason}) is not CUDA {cuda.toolkit}")
-    return toolkit.inspect(registry_toolkit(cuda, environment), "NVIDIA's packages")
+    return toolkit.inspect(registry_toolkit(cuda, environment), FETCHED)
