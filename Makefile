@@ -30,16 +30,16 @@ plain-wheel:
 	@$(python) -m release plain-wheel dist
 
 lint:
-	@ruff check . && ruff format --check .
+	@$(python) -m release lint
 
 sanitize:
 	@$(python) -m release sanitize $(cell) $(if $(PYTEST),--pytest="$(PYTEST)")
 
 format:
-	@ruff check --fix-only . && ruff format .
+	@$(python) -m release format
 
 typecheck:
-	@mypy
+	@$(python) -m release typecheck $(cell)
 
 clean:
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

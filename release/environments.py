@@ -119,13 +119,17 @@ def tools(interpreter: Interpreter) -> Environment:
     return create(cache() / "tools" / interpreter.tag, interpreter, "\n".join(TOOLS), fill)
 
 
-def linters(interpreter: Interpreter) -> Environment:
-    """ruff and mypy."""
+def linters(
+    interpreter: Interpreter, path: Path | None = None, more: Sequence[str] = (), below: Environment | None = None
+) -> Environment:
+    """ruff and mypy, and for mypy to see, `more` packages and an environment `below`."""
+    packages = [*LINTERS, *more]
 
     def fill(environment: Environment) -> None:
-        pip(environment, ["install", *LINTERS], what="installing the linters")
+        pip(environment, ["install", *packages], what="installing the linters")
 
-    return create(cache() / "lint" / interpreter.tag, interpreter, "\n".join(LINTERS), fill)
+    path = path or cache() / "lint" / interpreter.tag
+    return create(path, interpreter, "\n".join(packages), fill, below=below)
 
 
 def lint(environment: Environment, *command: str) -> None:

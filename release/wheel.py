@@ -227,6 +227,9 @@ def test(options: Options, interpreter: Interpreter, arguments: list[str], *, sa
 
 
 def typecheck(options: Options, interpreter: Interpreter) -> None:
-    """mypy --strict, seeing the torch of the cell."""
-    torch = provision.torch(choose(load(), options, interpreter), interpreter, importable=True)
-    lint(linters(interpreter), "mypy", "--python-executable", str(torch.python))
+    """mypy --strict, seeing the torch of the cell and the build backend."""
+    cell = choose(load(), options, interpreter)
+    torch = provision.torch(cell, interpreter, importable=True)
+    lint(
+        linters(interpreter, WORK / f"types-{cell.label}-{interpreter.tag}", ("scikit-build-core>=1.1",), torch), "mypy"
+    )
