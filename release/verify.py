@@ -116,7 +116,10 @@ def _check_elf(name: str, data: bytes, platform: str) -> None:
     elf: Any = ELFFile(io.BytesIO(data))
     machine = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}.get(elf["e_machine"])
     _require(machine == match[3], f"{name} is of {elf['e_machine']}, the tag says {match[3]}")
-    for tag in elf.get_section_by_name(".dynamic").iter_tags():
+    dynamic = list(elf.get_section_by_name(".dynamic").iter_tags())
+    needed = {tag.needed for tag in dynamic if tag.entry.d_tag == "DT_NEEDED"}
+    _require("libstdc++.so.6" in needed, f"{name} holds a C++ library of its own, which crashes beside torch's")
+    for tag in dynamic:
         if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
             value = tag.runpath if tag.entry.d_tag == "DT_RUNPATH" else tag.rpath
             for entry in value.split(":"):
