@@ -71,6 +71,12 @@ void save_options(AutogradContext* ctx, double scale, bool is_causal, const c10:
   if (window.has_value()) ctx->saved_data["window"] = *window;
 }
 
+[[noreturn]] void refuse_second_derivative() {
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "scaled_mask_softmax: a second derivative was asked for, which is not supported yet; "
+                              "expected one differentiation. Use plain torch operators where two are needed.");
+}
+
 variable_list differentiate(AutogradContext* ctx, const variable_list& grads) {
   constexpr size_t kInputs = 8;
   variable_list result(kInputs);
@@ -104,14 +110,21 @@ struct ForwardInPlace : torch::autograd::Function<ForwardInPlace> {
   static Tensor forward(AutogradContext* ctx, Tensor x, const OptionalTensor& mask, double scale, bool is_causal,
                         c10::SymInt diagonal, OptionalSymInt window, const OptionalTensor& key_lengths,
                         const OptionalTensor& sink) {
+    // A view's history leads back to this node through its base, so saving the view would keep both alive forever
+    // unless backward ran. Detached, it still shares the version counter.
+    const Tensor saved = x.is_view() ? x.detach() : x;
     const at::AutoDispatchBelowADInplaceOrView below;
     save_options(ctx, scale, is_causal, diagonal, window);
     call_forward_in_place(x, mask, scale, is_causal, std::move(diagonal), std::move(window), key_lengths, sink);
     ctx->mark_dirty({x});
-    ctx->save_for_backward({x});
+    ctx->save_for_backward({saved});
     return x;
   }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) { return differentiate(ctx, grads); }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    // The saved y of a view has lost its history (see forward): a second derivative would silently lack a term.
+    if (at::GradMode::is_enabled() && !ctx->get_saved_variables()[0].requires_grad()) refuse_second_derivative();
+    return differentiate(ctx, grads);
+  }
 };
 
 struct Backward : torch::autograd::Function<Backward> {
@@ -120,11 +133,7 @@ struct Backward : torch::autograd::Function<Backward> {
     const at::AutoDispatchBelowADInplaceOrView below;
     return call_backward(grad, y, scale, is_causal, std::move(diagonal), std::move(window), key_lengths);
   }
-  static variable_list backward(AutogradContext*, const variable_list&) {
-    TORCH_CHECK_NOT_IMPLEMENTED(false,
-                                "scaled_mask_softmax: a second derivative was asked for, which is not supported yet; "
-                                "expected one differentiation. Use plain torch operators where two are needed.");
-  }
+  static variable_list backward(AutogradContext*, const variable_list&) { refuse_second_derivative(); }
 };
 
 Tensor forward(const Tensor& x, const OptionalTensor& mask, double scale, bool is_causal, c10::SymInt diagonal,
