@@ -523,9 +523,9 @@ def test_a_plain_wheel_is_traced_whole_and_says_nothing_on_rocm(tmp_path: Path) 
     code = """
 import types
 import torch
-import scaled_mask_softmax as package
 real = torch.version.cuda, torch.version.hip
 torch.version.cuda, torch.version.hip = None, "6.4"
+import scaled_mask_softmax as package
 package._build.warn_about_composite(types.SimpleNamespace(device=types.SimpleNamespace(type="cuda")))
 torch.version.cuda, torch.version.hip = real
 compiled = torch.compile(package.scaled_mask_softmax, fullgraph=True, backend="eager")

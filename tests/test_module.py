@@ -1,0 +1,85 @@
+"""The operator as a module."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from checks import normal, random_mask, same_bits
+
+from scaled_mask_softmax import ScaledMaskSoftmax, scaled_mask_softmax
+
+
+def test_is_the_function_with_its_options_fixed(device: str) -> None:
+    x = normal((2, 3, 5, 7), torch.float32, device)
+    mask = random_mask("bool", (2, 1, 1, 7), torch.float32, device)
+    module = ScaledMaskSoftmax(0.25, True, diagonal=2)
+    for module_in_mode in (module.train(), module.eval()):
+        assert same_bits(module_in_mode(x, mask), scaled_mask_softmax(x, mask, 0.25, True, diagonal=2))
+        assert same_bits(module_in_mode(x), scaled_mask_softmax(x, None, 0.25, True, diagonal=2))
+    assert same_bits(ScaledMaskSoftmax()(x), scaled_mask_softmax(x))
+
+
+def test_is_differentiable(device: str) -> None:
+    x = normal((3, 5), torch.float32, device).requires_grad_()
+    grad = normal((3, 5), torch.float32, device, 2)
+    (dx,) = torch.autograd.grad(ScaledMaskSoftmax(0.5, True)(x), x, grad)
+    (expected,) = torch.autograd.grad(scaled_mask_softmax(x, None, 0.5, True), x, grad)
+    assert dx.any()
+    assert same_bits(dx, expected)
+
+
+def test_holds_no_state() -> None:
+    module = ScaledMaskSoftmax(0.5)
+    assert not module.state_dict()
+    assert not list(module.parameters())
+    assert not list(module.buffers())
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (ScaledMaskSoftmax(), "ScaledMaskSoftmax(scale=1)"),
+        (ScaledMaskSoftmax(64**-0.5, True), "ScaledMaskSoftmax(scale=0.125, is_causal=True)"),
+        (ScaledMaskSoftmax(2, True, diagonal=-1), "ScaledMaskSoftmax(scale=2, is_causal=True, diagonal=-1)"),
+        (
+            ScaledMaskSoftmax(0.1, window=4, dropout_p=0.25),
+            "ScaledMaskSoftmax(scale=0.1, window=4, dropout_p=0.25)",
+        ),
+    ],
+)
+def test_repr_names_what_is_not_default(module: ScaledMaskSoftmax, text: str) -> None:
+    assert repr(module) == text
+
+
+def test_what_is_not_supported_yet_is_refused(device: str) -> None:
+    x = normal((2, 3, 5), torch.float32, device)
+    lengths = torch.tensor([5, 2], device=device)
+    for module, options in [
+        (ScaledMaskSoftmax(window=2), {}),
+        (ScaledMaskSoftmax(), {"key_lengths": lengths}),
+        (ScaledMaskSoftmax(), {"sink": torch.zeros(2, device=device)}),
+        (ScaledMaskSoftmax(dropout_p=0.5), {}),
+    ]:
+        with pytest.raises(NotImplementedError, match="is not supported yet"):
+            module(x, **options)
+    # Dropout is a matter of training.
+    assert same_bits(ScaledMaskSoftmax(dropout_p=0.5).eval()(x), scaled_mask_softmax(x))
+
+
+def test_copies_and_pickles(device: str) -> None:
+    module = ScaledMaskSoftmax(0.5, True, diagonal=1)
+    x = normal((3, 5), torch.float32, device)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert repr(twin) == repr(module)
+        assert same_bits(twin(x), module(x))
+
+
+def test_compiles_inside_a_model(device: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6), ScaledMaskSoftmax(0.5, True)).to(device)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = normal((3, 6), torch.float32, device)
+    torch.testing.assert_close(compiled(x), model(x))
