@@ -24,6 +24,19 @@ def _shape(tensor: torch.Tensor) -> str:
     return str(list(tensor.shape))
 
 
+def _holds(condition: bool | torch.SymBool, undecided: bool) -> bool:
+    """Whether `condition` holds; `undecided` if that follows from data that a program under trace has not seen yet.
+
+    The kernel that finally runs checks again.
+    """
+    if isinstance(condition, bool):
+        return condition
+    # Not above: it imports much, and only traced programs come here.
+    from torch.fx.experimental import symbolic_shapes
+
+    return bool((symbolic_shapes.guard_or_true if undecided else symbolic_shapes.guard_or_false)(condition))
+
+
 def _check_layout(tensor: torch.Tensor, name: str) -> None:
     if tensor.layout != torch.strided:
         raise ValueError(
@@ -76,7 +89,7 @@ def _broadcasts(x: torch.Tensor, mask: torch.Tensor) -> bool:
     if is_per_sample(x, mask):
         del x_shape[1]
     pairs = zip(reversed(mask.shape), reversed(x_shape), strict=False)
-    return all(mask_size == 1 or mask_size == x_size for mask_size, x_size in pairs)
+    return all(_holds(mask_size == 1, False) or _holds(mask_size == x_size, True) for mask_size, x_size in pairs)
 
 
 def _check_mask(x: torch.Tensor, mask: torch.Tensor) -> None:
@@ -93,7 +106,7 @@ def _check_mask(x: torch.Tensor, mask: torch.Tensor) -> None:
             f"{'. Use mask.bool() if nonzero means masked out.' if integral else '. Use mask.to(x.dtype).'}"
         )
     _check_layout(mask, "mask")
-    if mask.numel() == 0 and x.numel() != 0:
+    if _holds(mask.numel() == 0, False) and _holds(x.numel() != 0, False):
         raise ValueError(
             f"{_PREFIX}mask has shape {_shape(mask)} (no elements) for x of shape {_shape(x)}; expected a shape that "
             "broadcasts to x. Use mask=None for no mask."
