@@ -36,7 +36,16 @@ def compile_library(tmp_path_factory):
         if (code, options) not in cache:
             source, target = folder / f"{len(cache)}.cpp", folder / f"{len(cache)}.so"
             source.write_text(code)
-            command = [*preflight.cxx_compiler().split(), "-shared", "-fPIC", "-o", target, source, *options]
+            command = [
+                *preflight.cxx_compiler().split(),
+                "-shared",
+                "-fPIC",
+                "-Wl,--no-as-needed",
+                "-o",
+                target,
+                source,
+                *options,
+            ]
             subprocess.run(command, check=True)
             cache[code, options] = target.read_bytes()
         return cache[code, options]
@@ -141,6 +150,12 @@ def test_rpath_must_be_relative(make, compile_library, rpath):
 def test_a_relative_rpath(make, compile_library):
     library = compile_library('extern "C" int answer() { return 43; }', "-Wl,-rpath,$ORIGIN/../torch/lib")
     verify.verify(make(library=library))
+
+
+def test_a_static_cxx_library(make, compile_library):
+    library = compile_library('extern "C" int answer() { return 44; }', "-static-libstdc++")
+    with pytest.raises(VerifyError, match=r"holds a C\+\+ library of its own"):
+        verify.verify(make(library=library))
 
 
 def test_a_library_that_nobody_brings(make, compile_library, tmp_path):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import layouts
 import pytest
@@ -95,17 +100,31 @@ def test_sizes_of_one_everywhere(device: str) -> None:
         assert dx.item() == 0
 
 
-def _need(gigabytes: int) -> None:
-    torch.cuda.empty_cache()
-    if torch.cuda.mem_get_info()[0] < gigabytes * 2**30:
+@contextlib.contextmanager
+def _alone(gigabytes: int, folder: Path) -> Iterator[None]:
+    """One large test at a time, whichever worker has it; skipped where the device is too small."""
+    if torch.cuda.mem_get_info()[1] < (gigabytes + 20) * 2**30:
         pytest.skip(f"needs {gigabytes} GB of CUDA memory")
+    with open(folder / "large.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def device_memory(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """50 GB of it. Workers of one run share the folder above their own."""
+    base = tmp_path_factory.getbasetemp()
+    with _alone(50, base.parent if "PYTEST_XDIST_WORKER" in os.environ else base):
+        yield
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("columns", [1000, 1024, 40_000])
-def test_more_than_two_to_the_31_elements(cuda: str, columns: int) -> None:
+def test_more_than_two_to_the_31_elements(cuda: str, device_memory: None, columns: int) -> None:
     """The first rows, the last, and those on either side of element 2^31, each as if it were alone."""
-    _need(40)
     rows = 2**31 // columns + 1500
     x = torch.randn(rows, 1, columns, dtype=torch.bfloat16, device=cuda)
     mask = torch.rand(rows, 1, columns, device=cuda, dtype=torch.bfloat16) < 0.25
@@ -128,9 +147,8 @@ def test_more_than_two_to_the_31_elements(cuda: str, columns: int) -> None:
 
 @pytest.mark.large
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_one_row_of_more_than_two_to_the_31_columns(cuda: str, is_causal: bool) -> None:
+def test_one_row_of_more_than_two_to_the_31_columns(cuda: str, device_memory: None, is_causal: bool) -> None:
     """Two cells share the weight, one of them past 2^31; under causality only the first is there."""
-    _need(50)
     columns = 2**31 + 1003
     x = torch.full((columns,), -math.inf, dtype=torch.bfloat16, device=cuda)
     x[5], x[2**31 + 900] = 0.0, 1.0
