@@ -106,3 +106,10 @@ def test_errors_while_sizes_follow_from_data(device: str) -> None:
         # Three rows for two: found by the kernel.
         with pytest.raises(ValueError, match=r"mask has shape \[3, 4\] for x of shape \[2, 4\]"):
             compiled(torch.zeros(3, 4, device=device), torch.zeros(3, 4, device=device))
+
+
+def test_a_sparse_gradient_is_refused(device: str) -> None:
+    y = torch.full((3, 4), 0.25, device=device)
+    backward = torch.ops.scaled_mask_softmax.scaled_mask_softmax_backward
+    with pytest.raises(ValueError, match=r"grad has layout torch.sparse_coo; expected a dense \(strided\) tensor"):
+        backward(y.to_sparse(), y, 1.0, False)

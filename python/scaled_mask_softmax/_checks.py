@@ -196,6 +196,7 @@ def check_backward(
         raise ValueError(
             f"{_PREFIX}grad is on {grad.device}; expected {y.device}, the device of y. Use grad.to(y.device)."
         )
+    _check_layout(grad, "grad")
     if grad.dtype != y.dtype:
         raise TypeError(
             f"{_PREFIX}grad has dtype {grad.dtype}; expected {y.dtype}, the dtype of y. Use grad.to(y.dtype)."
