@@ -87,10 +87,16 @@ def test_in_place(device: str, layout: str, shape: tuple[int, ...], dtype: torch
         assert layouts.poison_intact(x)
 
 
-def test_negated_view(device: str) -> None:
-    """A lazily negated tensor is read as the numbers that it stands for."""
-    x = normal((3, 9), torch.float32, device)
-    assert same_bits(sms.scaled_mask_softmax(torch._neg_view(x)), sms.scaled_mask_softmax(-x))
+def test_negated_views(device: str) -> None:
+    """A lazily negated tensor is read, and written, as the numbers that it stands for."""
+    x, mask = normal((3, 9), torch.float32, device), normal((3, 9), torch.float32, device, 2)
+    expected = sms.scaled_mask_softmax(-x, -mask)
+    assert same_bits(sms.scaled_mask_softmax(torch._neg_view(x), torch._neg_view(mask)), expected)
+    negated = torch._neg_view(x.clone())
+    sms.scaled_mask_softmax_(negated, -mask)
+    assert torch.equal(negated, expected)
+    imaginary = torch.complex(x, x).conj().imag
+    assert same_bits(sms.scaled_mask_softmax(imaginary, -mask), expected)
 
 
 def test_strides_past_32_bits(device: str) -> None:
