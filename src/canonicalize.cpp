@@ -161,8 +161,6 @@ Rows merged_rows(const Tensor& shape_of, const std::array<const int64_t*, kOpera
         continue;
       }
     }
-    TORCH_CHECK_VALUE(dims < kMaxRowDims, kPrefix, "x has shape ", shape_of.sizes(), "; expected at most ",
-                      kMaxRowDims, " leading dimensions that cannot be merged. Use x.contiguous() or flatten some.");
     RowDim& dim = inner_first[dims++];
     dim.size = size;
     for (int operand = 0; operand < kOperands; ++operand) dim.stride[operand] = strides[operand][d];

@@ -36,7 +36,7 @@ struct RowDim {
   int64_t stride[kOperands];
 };
 
-// torch itself stops at 64 dimensions in its iterators.
+// No tensor has more: dimensions of size 1 are dropped, and 64 others would hold more elements than 64 bits count.
 inline constexpr int kMaxRowDims = 64;
 
 // The row index space, outermost dimension first; no dimensions means one row. Entries past `dims` are unset.

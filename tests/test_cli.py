@@ -17,7 +17,7 @@ from scaled_mask_softmax import _build
 
 VERSION = "1.0.0+cu130torch2.14"
 FIX = "pip install --force-reinstall --no-deps"
-CHANNELS = "https://scaled-mask-softmax.github.io/whl"
+CHANNELS = "https://scaled-mask-softmax.example/whl"
 
 
 def artefacts(folder: Path, module: bool = True) -> None:

@@ -20,7 +20,7 @@ from release import index, torch_info
 from scaled_mask_softmax import _build
 
 FIX = "pip install --force-reinstall --no-deps"
-CHANNELS = "https://scaled-mask-softmax.github.io/whl"
+CHANNELS = "https://scaled-mask-softmax.example/whl"
 IMPORT = "import scaled_mask_softmax"
 
 VENDOR = "2.14.0a0+b4e4ee8.nv25.11"
@@ -132,7 +132,7 @@ def test_a_build_that_does_not_fit_is_refused_before_loading(name: str, tmp_path
     ("changes", "built_for"),
     [
         ({"torch": VENDOR}, f"torch {VENDOR} exactly, CUDA 13, C++11 ABI"),
-        ({"cuda": None, "cuda_compiler": None}, "torch 2.14, no CUDA, C++11 ABI"),
+        ({"cuda": None, "torch_minor": "2.13", "torch": "2.13.0+cpu"}, "torch 2.13, no CUDA, C++11 ABI"),
         ({"cxx11_abi": False}, "torch 2.14, CUDA 13, pre-C++11 ABI"),
     ],
 )
@@ -163,6 +163,11 @@ def test_the_index_variable_moves_the_channels(tmp_path: Path) -> None:
 def test_builds_that_fit(built: str, version: str, cuda: str) -> None:
     facts = _build.TorchFacts(version, cuda, None, True)
     assert _build.mismatch({**RECORD, "torch": built}, facts) is None
+
+
+def test_a_build_without_cuda_fits_beside_any_cuda() -> None:
+    facts = _build.TorchFacts("2.14.1+cu130", "13.0", None, True)
+    assert _build.mismatch({**RECORD, "torch": "2.14.1+cpu", "cuda": None}, facts) is None
 
 
 @pytest.mark.parametrize("version", ["2.14.1+cu130", "2.15.0", "2.14.1+cpu", VENDOR, NIGHTLY, "2.13.0a0+git1A2b3c"])

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 DISTRIBUTION = "scaled-mask-softmax"
 LIBRARY = "libscaled_mask_softmax.so"
 
-# Where the channels are, one index a (CUDA, torch) pair.
-DEFAULT_INDEX = "https://scaled-mask-softmax.github.io"
+# Where the channels are, one index a (CUDA, torch) pair. A reserved name until the first release has an address: a
+# printed command must not point at a host of somebody else's.
+DEFAULT_INDEX = "https://scaled-mask-softmax.example"
 INDEX_VARIABLE = "SCALED_MASK_SOFTMAX_INDEX"
 COMPOSITE_VARIABLE = "SCALED_MASK_SOFTMAX_ALLOW_COMPOSITE"
 
@@ -143,7 +144,8 @@ def differences(record: Mapping[str, Any], torch_facts: TorchFacts) -> list[str]
         fits = record["torch"] == torch_facts.version
     if not fits:
         result.append("the torch version")
-    if _cuda_major(record["cuda"]) != _cuda_major(torch_facts.cuda):
+    # A build without CUDA serves CPU tensors beside any torch, and its operators refuse CUDA tensors by name.
+    if record["cuda"] is not None and _cuda_major(record["cuda"]) != _cuda_major(torch_facts.cuda):
         result.append("the CUDA major version")
     if torch_facts.cxx11_abi is not None and record["cxx11_abi"] != torch_facts.cxx11_abi:
         result.append("the C++ ABI")
