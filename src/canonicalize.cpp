@@ -223,7 +223,7 @@ void check_in_place(const Tensor& x, const OptionalTensor& mask) {
   const auto [x_begin, x_end] = storage_bytes(x);
   const auto [mask_begin, mask_end] = storage_bytes(*mask);
   TORCH_CHECK_VALUE(x_end <= mask_begin || mask_end <= x_begin, kPrefix,
-                    "mask shares memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. Use "
+                    "mask may share memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. Use "
                     "mask.clone() or scaled_mask_softmax.");
 }
 

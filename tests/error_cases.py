@@ -220,8 +220,8 @@ IN_PLACE = [
         "mask sharing memory with x",
         sharing_memory,
         ValueError,
-        "mask shares memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. Use mask.clone() "
-        "or scaled_mask_softmax.",
+        "mask may share memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. "
+        "Use mask.clone() or scaled_mask_softmax.",
     ),
 ]
 

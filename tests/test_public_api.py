@@ -86,7 +86,7 @@ WRONG_TYPES = [
     ({"scale": Fraction(1, 2)}, "scale is a Fraction; expected a Python number. Use float(scale)."),
     ({"is_causal": 1}, "is_causal is a int; expected a bool. Use bool(is_causal)."),
     ({"is_causal": None}, "is_causal is a NoneType; expected a bool. Use bool(is_causal)."),
-    ({"is_causal": TENSOR}, "is_causal is a Tensor; expected a bool. Use bool(is_causal)."),
+    ({"is_causal": TENSOR}, "is_causal is a torch.Tensor; expected a bool. Use bool(is_causal)."),
     ({"diagonal": None}, "diagonal is a NoneType; expected an int. Use int(diagonal)."),
     ({"diagonal": TENSOR}, "diagonal is a Tensor; expected an int. Use int(diagonal)."),
     ({"window": 2.0}, "window is a float; expected an int. Use int(window)."),

@@ -181,8 +181,8 @@ def check_in_place(x: torch.Tensor, mask: torch.Tensor | None) -> None:
     mask_begin, mask_end = _storage_bytes(mask)
     if mask_begin < x_end and x_begin < mask_end:
         raise ValueError(
-            f"{_PREFIX}mask shares memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. Use "
-            "mask.clone() or scaled_mask_softmax."
+            f"{_PREFIX}mask may share memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. "
+            "Use mask.clone() or scaled_mask_softmax."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -46,12 +47,15 @@ def _check_types(
         isinstance(scale, (int, float, torch.SymFloat, torch.SymInt)) or _is_tensor(scale)
     ):
         raise TypeError(f"{prefix}scale is a {type(scale).__name__}; expected a Python number. Use float(scale).")
-    if isinstance(scale, int) and abs(scale) >= 2**1023:
+    if isinstance(scale, int) and abs(scale) > sys.float_info.max:
         raise ValueError(
-            f"{prefix}scale is an integer of {scale.bit_length()} bits; expected a number in float's range."
+            f"{prefix}scale is an integer of {scale.bit_length()} bits; expected a number in float's range. "
+            "Check how it is computed, for example d_k ** -0.5."
         )
     if not isinstance(is_causal, (bool, torch.SymBool)):
-        raise TypeError(f"{prefix}is_causal is a {type(is_causal).__name__}; expected a bool. Use bool(is_causal).")
+        # With its module, as NumPy has a bool too.
+        name = f"{type(is_causal).__module__}.{type(is_causal).__qualname__}".removeprefix("builtins.")
+        raise TypeError(f"{prefix}is_causal is a {name}; expected a bool. Use bool(is_causal).")
     for name, tensor in (("mask", mask), ("key_lengths", key_lengths), ("sink", sink)):
         if tensor is not None and not _is_tensor(tensor):
             raise TypeError(
