@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +81,19 @@ def pip(
     )
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One run at a time makes `path`; others wait. The lock goes with its process, however that ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"      waiting for another run that is making {path}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def create(
     path: Path,
     interpreter: Interpreter,
@@ -94,19 +109,20 @@ def create(
     spec = f"{spec}\n{below.path if below else ''}"
     environment = Environment(path, interpreter.version)
     marker = path / ".complete"
-    if marker.is_file() and marker.read_text(encoding="utf-8") == spec and environment.python.exists():
+    with locked(path):
+        if marker.is_file() and marker.read_text(encoding="utf-8") == spec and environment.python.exists():
+            return environment
+        shutil.rmtree(path, ignore_errors=True)
+        command = [str(interpreter.executable), "-m", "venv", *(["--without-pip"] if below else []), str(path)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode != 0:
+            text = f"creating {path} with {interpreter.executable} failed: {result.stdout}{result.stderr}"
+            raise StepError(text.strip())
+        if below:
+            (environment.site_packages / "layered.pth").write_text(f"{below.site_packages}\n", encoding="utf-8")
+        fill(environment)
+        marker.write_text(spec, encoding="utf-8")
         return environment
-    shutil.rmtree(path, ignore_errors=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    command = [str(interpreter.executable), "-m", "venv", *(["--without-pip"] if below else []), str(path)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode != 0:
-        raise StepError(f"creating {path} with {interpreter.executable} failed: {result.stdout}{result.stderr}".strip())
-    if below:
-        (environment.site_packages / "layered.pth").write_text(f"{below.site_packages}\n", encoding="utf-8")
-    fill(environment)
-    marker.write_text(spec, encoding="utf-8")
-    return environment
 
 
 def tools(interpreter: Interpreter) -> Environment:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from . import toolkit, torch_info
-from .environments import Environment, cache, create, own_configuration, pip
+from .environments import Environment, cache, create, locked, own_configuration, pip
 from .matrix import Cell, Cuda
 from .preflight import Interpreter
 from .progress import StepError, say
@@ -84,14 +84,15 @@ def registry_toolkit(cuda: Cuda, environment: Environment) -> Path:
     folder = cache() / "toolkit" / cuda.label
     nvcc = folder / "nvidia" / f"cu{cuda.major}" / "bin" / "nvcc"
     marker = folder / ".complete"
-    if not marker.is_file():
-        say(f"      no nvcc {cuda.toolkit} here: fetching NVIDIA's compiler packages into {folder} (0.4 GB)")
-        shutil.rmtree(folder, ignore_errors=True)
-        packages = f"cuda-toolkit[nvcc,cudart,cccl,crt,nvvm,nvrtc]=={cuda.toolkit}.*"
-        pip(environment, ["install", "--target", folder, packages], what=f"installing nvcc {cuda.toolkit}")
-        if not nvcc.is_file():
-            raise StepError(f"NVIDIA's packages for CUDA {cuda.toolkit} brought no {nvcc}")
-        marker.write_text(packages, encoding="utf-8")
+    with locked(folder):
+        if not marker.is_file():
+            say(f"      no nvcc {cuda.toolkit} here: fetching NVIDIA's compiler packages into {folder} (0.4 GB)")
+            shutil.rmtree(folder, ignore_errors=True)
+            packages = f"cuda-toolkit[nvcc,cudart,cccl,crt,nvvm,nvrtc]=={cuda.toolkit}.*"
+            pip(environment, ["install", "--target", folder, packages], what=f"installing nvcc {cuda.toolkit}")
+            if not nvcc.is_file():
+                raise StepError(f"NVIDIA's packages for CUDA {cuda.toolkit} brought no {nvcc}")
+            marker.write_text(packages, encoding="utf-8")
     return nvcc
 
 
