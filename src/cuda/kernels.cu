@@ -7,9 +7,6 @@
 namespace sms::cuda {
 namespace {
 
-// The band of a problem without exclusions by position: its query strides are taken as 0.
-Band kernel_band(const Band& band, int64_t columns) { return band.active ? band : Band{false, 0, columns}; }
-
 template <MaskKind kMask>
 cudaError_t dispatch_forward(Element element, const Plan& plan, const ForwardArguments& arguments,
                              cudaStream_t stream) {
@@ -40,7 +37,7 @@ cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStre
   arguments.y = static_cast<char*>(piece.y);
   arguments.columns = piece.columns;
   arguments.mask_column_stride = piece.mask == nullptr ? 0 : piece.mask_column_stride * mask_bytes;
-  arguments.band = kernel_band(piece.band, piece.columns);
+  arguments.band = piece.band;
   arguments.scale = piece.scale;
   switch (piece.mask_kind) {
     case MaskKind::none: return dispatch_forward<MaskKind::none>(piece.element, plan, arguments, stream);
@@ -60,7 +57,7 @@ cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStr
   arguments.dx = static_cast<char*>(piece.dx);
   arguments.columns = piece.columns;
   arguments.grad_expanded = piece.grad_column_stride == 0;
-  arguments.band = kernel_band(piece.band, piece.columns);
+  arguments.band = piece.band;
   arguments.scale = piece.scale;
   switch (piece.element) {
     case Element::float16: return launch_backward<Element::float16>(plan, arguments, stream);
@@ -82,22 +79,22 @@ cudaError_t launch_pieces(const Plan& plan, const Problem& problem, cudaStream_t
 
 }  // namespace
 
-cudaError_t forward(const ForwardProblem& problem, const Device& device, cudaStream_t stream) {
+cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t stream) {
   const bool masked = problem.mask_kind != MaskKind::none;
   ForwardProblem ordered = problem;
   const bool used[kOperands] = {true, masked, true, problem.band.active, false, false};
   ordered.rows = walk_order(problem.rows, used, masked);
   const Plan plan = choose({Direction::forward, problem.columns, problem.element, problem.mask_kind,
-                            problem.band.active, device.capability});
+                            problem.band.active, capability});
   return launch_pieces(plan, ordered, stream);
 }
 
-cudaError_t backward(const BackwardProblem& problem, const Device& device, cudaStream_t stream) {
+cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_t stream) {
   BackwardProblem ordered = problem;
   const bool used[kOperands] = {true, true, true, problem.band.active, false, false};
   ordered.rows = walk_order(problem.rows, used, false);
   const Plan plan = choose({Direction::backward, problem.columns, problem.element, MaskKind::none,
-                            problem.band.active, device.capability});
+                            problem.band.active, capability});
   return launch_pieces(plan, ordered, stream);
 }
 

@@ -16,34 +16,29 @@ namespace {
 
 constexpr int kMaxDevices = 128;
 
-// Attributes of the current device, asked once a device: an eager call must not pay for them.
-const cuda::Device& current_device() {
-  static std::array<cuda::Device, kMaxDevices> devices;
-  static std::array<std::atomic<bool>, kMaxDevices> known;
+// 10 * major + minor of the current device, asked once a device: an eager call must not pay for it.
+int current_capability() {
+  static std::array<std::atomic<int>, kMaxDevices> known;  // 0: not asked yet; threads that race write the same value
   const int index = c10::cuda::current_device();
   TORCH_CHECK(index < kMaxDevices, "scaled_mask_softmax: CUDA device index is ", index, "; expected less than ",
               kMaxDevices, ". Make fewer devices visible with CUDA_VISIBLE_DEVICES.");
-  if (!known[index].load(std::memory_order_acquire)) {
+  int capability = known[index].load(std::memory_order_relaxed);
+  if (capability == 0) {
     int major = 0;
     int minor = 0;
-    cuda::Device device{};
     C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index));
     C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index));
-    C10_CUDA_CHECK(cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, index));
-    C10_CUDA_CHECK(cudaDeviceGetAttribute(&device.max_shared_memory_per_block,
-                                          cudaDevAttrMaxSharedMemoryPerBlockOptin, index));
-    device.capability = 10 * major + minor;
-    devices[index] = device;  // threads that race here write the same values
-    known[index].store(true, std::memory_order_release);
+    capability = 10 * major + minor;
+    known[index].store(capability, std::memory_order_relaxed);
   }
-  return devices[index];
+  return capability;
 }
 
-void check_launch(cudaError_t status, const cuda::Device& device) {
+void check_launch(cudaError_t status, int capability) {
   if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion) {
     (void)cudaGetLastError();  // taken up by the exception
-    const int major = device.capability / 10;
-    const int minor = device.capability % 10;
+    const int major = capability / 10;
+    const int minor = capability % 10;
     TORCH_CHECK(false, "scaled_mask_softmax: this build holds no kernel that runs on compute capability ", major, ".",
                 minor, " with this driver (", cudaGetErrorString(status), "); expected one of the architectures in "
                 "scaled_mask_softmax.build_info(). Install a wheel that has it, build one with TORCH_CUDA_ARCH_LIST=\"",
@@ -55,13 +50,13 @@ void check_launch(cudaError_t status, const cuda::Device& device) {
 struct CudaLaunch {
   static void forward(const ForwardProblem& problem, const at::Tensor& x) {
     const c10::cuda::CUDAGuard guard(x.device());
-    const cuda::Device& device = current_device();
-    check_launch(cuda::forward(problem, device, c10::cuda::getCurrentCUDAStream()), device);
+    const int capability = current_capability();
+    check_launch(cuda::forward(problem, capability, c10::cuda::getCurrentCUDAStream()), capability);
   }
   static void backward(const BackwardProblem& problem, const at::Tensor& y) {
     const c10::cuda::CUDAGuard guard(y.device());
-    const cuda::Device& device = current_device();
-    check_launch(cuda::backward(problem, device, c10::cuda::getCurrentCUDAStream()), device);
+    const int capability = current_capability();
+    check_launch(cuda::backward(problem, capability, c10::cuda::getCurrentCUDAStream()), capability);
   }
 };
 
@@ -74,7 +69,6 @@ TORCH_LIBRARY_IMPL(scaled_mask_softmax, CUDA, library) {
 
 #else
 
-#include "../canonicalize.h"
 #include "../kernels_for_device.h"
 
 namespace sms {
