@@ -95,10 +95,6 @@ def _check_names(wheel: Path, version: str, build: dict[str, Any], requires: lis
     return platform
 
 
-def _version_key(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(".")))
-
-
 def _check_elf(name: str, data: bytes, platform: str) -> None:
     """RPATH is relative, nothing else than promised is needed, and the manylinux tag is true."""
     from elftools.elf.elffile import ELFFile
@@ -117,25 +113,25 @@ def _check_elf(name: str, data: bytes, platform: str) -> None:
     machine = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}.get(elf["e_machine"])
     _require(machine == match[3], f"{name} is of {elf['e_machine']}, the tag says {match[3]}")
     dynamic = list(elf.get_section_by_name(".dynamic").iter_tags())
-    needed = {tag.needed for tag in dynamic if tag.entry.d_tag == "DT_NEEDED"}
+    needed = [tag.needed for tag in dynamic if tag.entry.d_tag == "DT_NEEDED"]
     _require("libstdc++.so.6" in needed, f"{name} holds a C++ library of its own, which crashes beside torch's")
     for tag in dynamic:
         if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
             value = tag.runpath if tag.entry.d_tag == "DT_RUNPATH" else tag.rpath
             for entry in value.split(":"):
                 _require(entry == "$ORIGIN" or entry.startswith("$ORIGIN/"), f"{name}: RPATH {entry!r} is not relative")
-        elif tag.entry.d_tag == "DT_NEEDED":
-            known = tag.needed in policy["lib_whitelist"] or any(fnmatchcase(tag.needed, glob) for glob in _BROUGHT)
-            loader = re.fullmatch(r"ld-linux-[a-z0-9-]+\.so\.\d", tag.needed)
-            _require(known or loader, f"{name} needs {tag.needed}, which nobody brings")
+    for library in needed:
+        known = library in policy["lib_whitelist"] or any(fnmatchcase(library, glob) for glob in _BROUGHT)
+        loader = re.fullmatch(r"ld-linux-[a-z0-9-]+\.so\.\d", library)
+        _require(known or loader, f"{name} needs {library}, which nobody brings")
     for section in elf.iter_sections():
         if not isinstance(section, GNUVerNeedSection):
             continue
-        for library, versions in section.iter_versions():
+        for source, versions in section.iter_versions():
             for version in versions:
                 family, _, number = version.name.partition("_")
-                if library.name in policy["lib_whitelist"] and family in allowed and number not in allowed[family]:
-                    raise VerifyError(f"{name} needs {version.name} of {library.name}: {platform} is not true")
+                if source.name in policy["lib_whitelist"] and family in allowed and number not in allowed[family]:
+                    raise VerifyError(f"{name} needs {version.name} of {source.name}: {platform} is not true")
 
 
 def policy_kernels() -> list[str]:

@@ -125,7 +125,7 @@ class ExpSumFold {
  public:
   void add(const ExpSum& piece) {
     if (piece.sum == 0) return;
-    if (result_.sum == 0 || std::isnan(piece.sum)) {
+    if (result_.sum == 0) {
       result_ = piece;
     } else if (piece.maximum > result_.maximum) {
       result_ = {piece.maximum, result_.sum * std::exp(result_.maximum - piece.maximum) + piece.sum};
