@@ -26,6 +26,18 @@ BUILD = {
 }
 
 
+def link(source, target, *options):
+    """Compiles a shared library that needs the shared C++ library, unless an option says otherwise."""
+    compiler = preflight.cxx_compiler().split()
+    found = subprocess.run(
+        [*compiler, "-print-file-name=libstdc++.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if found == "libstdc++.so" and "-static-libstdc++" not in options:
+        # As cmake/SharedStdcxx.cmake: this compiler has only a static one beside it.
+        options += ("-l:libstdc++.so.6",)
+    subprocess.run([*compiler, "-shared", "-fPIC", "-Wl,--no-as-needed", "-o", target, source, *options], check=True)
+
+
 @pytest.fixture(scope="session")
 def compile_library(tmp_path_factory):
     """Compiles a shared library from source text with linker options; returns its bytes."""
@@ -36,17 +48,7 @@ def compile_library(tmp_path_factory):
         if (code, options) not in cache:
             source, target = folder / f"{len(cache)}.cpp", folder / f"{len(cache)}.so"
             source.write_text(code)
-            command = [
-                *preflight.cxx_compiler().split(),
-                "-shared",
-                "-fPIC",
-                "-Wl,--no-as-needed",
-                "-o",
-                target,
-                source,
-                *options,
-            ]
-            subprocess.run(command, check=True)
+            link(source, target, *options)
             cache[code, options] = target.read_bytes()
         return cache[code, options]
 
@@ -156,6 +158,29 @@ def test_a_static_cxx_library(make, compile_library):
     library = compile_library('extern "C" int answer() { return 44; }', "-static-libstdc++")
     with pytest.raises(VerifyError, match=r"holds a C\+\+ library of its own"):
         verify.verify(make(library=library))
+
+
+@pytest.mark.parametrize("options", [(), ("-static-libstdc++",)])
+def test_a_compiler_without_a_shared_cxx_library(make, tmp_path, monkeypatch, options):
+    """The libraries of these tests come out right with a compiler that links the static one by itself."""
+    compiler = tmp_path / "g++"
+    real = preflight.cxx_compiler()
+    compiler.write_text(
+        "#!/bin/sh\n"
+        '[ "$1" != -print-file-name=libstdc++.so ] || { echo libstdc++.so; exit; }\n'
+        f'exec {real} "$@" -static-libstdc++\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    source, target = tmp_path / "a.cpp", tmp_path / "a.so"
+    source.write_text('extern "C" int answer() { return 45; }')
+    link(source, target, *options)
+    wheel = make(library=target.read_bytes())
+    if options:
+        with pytest.raises(VerifyError, match=r"holds a C\+\+ library of its own"):
+            verify.verify(wheel)
+    else:
+        verify.verify(wheel)
 
 
 def test_a_library_that_nobody_brings(make, compile_library, tmp_path):
