@@ -5,13 +5,18 @@ python := python3
 cell := $(if $(TORCH),--torch "$(TORCH)") $(if $(CUDA),--cuda "$(CUDA)") $(if $(PYTHON),--python "$(PYTHON)") \
 	$(if $(ARCHS),--archs "$(ARCHS)")
 
-.PHONY: help wheel plain-wheel test sanitize lint format typecheck clean
+choice := $(if $(TORCH),--torch "$(TORCH)") $(if $(CUDA),--cuda "$(CUDA)") $(if $(PLATFORM),--platform "$(PLATFORM)")
+
+.PHONY: help wheel plain-wheel image container test sanitize lint lint-workflows format typecheck clean
 
 help:
 	@echo "make wheel        build, verify, install and exercise a wheel; TEST=no only builds and verifies it"
 	@echo "make test         build, install and run the test suite; PYTEST=\"-k name\" passes options"
 	@echo "make sanitize     CPU tests with AddressSanitizer and UBSan"
 	@echo "make plain-wheel  build the wheel without native code into dist/"
+	@echo "make image        build the image that wheels for others are built in; needs docker, or ENGINE=podman"
+	@echo "make container    build and test a cell's wheels in that image, for every Python, into dist/"
+	@echo "make lint-workflows  lint workflows, Dockerfiles and shell scripts"
 	@echo "make lint         ruff's checks and formatting, without changing anything"
 	@echo "make format       let ruff reformat"
 	@echo "make typecheck    mypy --strict"
@@ -28,6 +33,15 @@ test:
 
 plain-wheel:
 	@$(python) -m release plain-wheel dist
+
+image:
+	@$(python) -m release image $(choice) $(if $(ENGINE),--engine "$(ENGINE)") --run
+
+container:
+	@$(if $(ENGINE),CIBW_CONTAINER_ENGINE="$(ENGINE)") $(python) -m release container $(choice)
+
+lint-workflows:
+	@$(python) -m release lint-workflows
 
 lint:
 	@$(python) -m release lint

@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,10 @@ if sys.version_info < (3, 10):  # noqa: UP036
     sys.exit("error: Python 3.10 or newer is needed, this is {}.{}: give make PYTHON=3.11".format(*sys.version_info))
 
 from . import ROOT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .matrix import Cell, Matrix
 
 
 def _become(python: Path, more: "list[str]") -> None:
@@ -35,7 +40,55 @@ def _matrix(arguments: argparse.Namespace) -> None:
     from . import matrix
 
     data = matrix.load()
-    print(data.version if arguments.version else matrix.table(data))
+    torch = data.default_torch if arguments.torch == "default" else arguments.torch or None
+    cuda = data.cell(torch).cuda_label if arguments.cuda == "default" else arguments.cuda or None
+    cells = data.cells(torch, cuda, arguments.platform)
+    if arguments.version:
+        print(data.version)
+    elif arguments.json:
+        print(matrix.workflow(data, cells, per_python=arguments.per_python))
+    elif arguments.wheels:
+        print("\n".join(matrix.wheels(data, cells)))
+    else:
+        print(matrix.table(data, cells))
+
+
+def _chosen_cell(arguments: argparse.Namespace) -> "tuple[Matrix, Cell]":
+    from . import matrix
+
+    data = matrix.load()
+    return data, data.cell(arguments.torch or None, arguments.cuda or None, arguments.platform)
+
+
+def _image(arguments: argparse.Namespace) -> None:
+    _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    from . import image
+    from .progress import StepError
+
+    command = image.command(*_chosen_cell(arguments), arguments.engine)
+    print(shlex.join(command), flush=True)
+    if arguments.run_it and subprocess.run(command).returncode != 0:
+        raise StepError(f"{arguments.engine} failed")
+
+
+def _container(arguments: argparse.Namespace) -> None:
+    _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    from . import container, image, preflight
+
+    data, cell = _chosen_cell(arguments)
+    pythons = arguments.python or cell.torch.python
+    variables = container.environment(data, cell, pythons, arguments.image or image.tag(cell))
+    container.build(variables, preflight.interpreter(None), arguments.directory.resolve())
+
+
+def _container_step(arguments: argparse.Namespace) -> None:
+    from . import container
+    from .progress import StepError
+
+    step, count = container.STEPS[arguments.step]
+    if len(arguments.paths) != count:
+        raise StepError(f"step {arguments.step} takes {count} paths")
+    step(*arguments.paths)
 
 
 def _configure(arguments: argparse.Namespace) -> None:
@@ -120,12 +173,24 @@ def _lint(arguments: argparse.Namespace) -> None:
         environments.lint(tools, "ruff", *command, ".")
 
 
+def _lint_workflows(arguments: argparse.Namespace) -> None:
+    from . import environments, preflight
+
+    environments.lint_workflows(preflight.interpreter(None))
+
+
 def _plain_wheel(arguments: argparse.Namespace) -> None:
     _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
     from . import build, environments, preflight
 
     interpreter = preflight.interpreter(None)
     print(build.plain(environments.tools(interpreter), arguments.directory.resolve()))
+
+
+def _cell_choice(command: argparse.ArgumentParser, without: str, more: str = "") -> None:
+    command.add_argument("--torch", help=f"minor release, such as 2.14{more}{without}")
+    command.add_argument("--cuda", help=f"such as cu130, or cpu{more}{without}")
+    command.add_argument("--platform", help=f"such as aarch64{without}")
 
 
 def _cell_options(command: argparse.ArgumentParser) -> None:
@@ -143,12 +208,35 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     command = commands.add_parser("matrix", help="print the release matrix")
-    command.add_argument("--version", action="store_true", help="only the project's version")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--version", action="store_true", help="only the project's version")
+    form.add_argument("--json", action="store_true", help="one line, for a workflow's strategy.matrix")
+    form.add_argument("--wheels", action="store_true", help="the file names of a release's wheels")
+    command.add_argument("--per-python", action="store_true", help="with --json: an entry for each Python of a cell")
+    _cell_choice(command, "; every one without it", " (or default: what make wheel takes)")
     command.set_defaults(run=_matrix)
 
     command = commands.add_parser("wheel", help="build, verify, install and exercise a wheel (make wheel)")
     _cell_options(command)
     command.add_argument("--test", choices=["yes", "no"], default="yes", help="no: build and verify only")
+
+    command = commands.add_parser("image", help="print the command that builds a cell's builder image")
+    _cell_choice(command, "; the default of make wheel without it")
+    command.add_argument("--engine", choices=["docker", "podman"], default="docker")
+    command.add_argument("--run", action="store_true", dest="run_it", help="run it too")
+    command.set_defaults(run=_image)
+
+    command = commands.add_parser("container", help="build and test a cell's wheels in its image, with cibuildwheel")
+    _cell_choice(command, "; the default of make wheel without it")
+    command.add_argument("--python", action="append", help="such as 3.11; may be repeated; every one without it")
+    command.add_argument("--image", help="another image than the one that the image command builds")
+    command.add_argument("--directory", type=Path, default=Path("dist"), help="for the wheels")
+    command.set_defaults(run=_container)
+
+    command = commands.add_parser("container-step", help="(for cibuildwheel) a step inside the container")
+    command.add_argument("step", choices=["setup", "torch", "repair", "check"])
+    command.add_argument("paths", type=Path, nargs="*")
+    command.set_defaults(run=_container_step)
 
     for name, text in {"test": "the test suite", "sanitize": "CPU tests under AddressSanitizer and UBSan"}.items():
         command = commands.add_parser(name, help=f"build, install and run {text} (make {name})")
@@ -160,6 +248,9 @@ def _parser() -> argparse.ArgumentParser:
 
     for name, text in {"lint": "ruff's checks and formatting, changing nothing", "format": "let ruff reformat"}.items():
         commands.add_parser(name, help=f"{text} (make {name})").set_defaults(run=_lint)
+
+    command = commands.add_parser("lint-workflows", help="lint workflows, Dockerfiles and scripts")
+    command.set_defaults(run=_lint_workflows)
 
     command = commands.add_parser("plain-wheel", help="build the wheel without native code")
     command.add_argument("directory", type=Path, nargs="?", default=Path("dist"))

@@ -99,18 +99,24 @@ def plain(tools: Environment, folder: Path) -> Path:
     return target
 
 
-def repair(parts: Parts, wheel: Path, folder: Path) -> Path:
-    """Tags the wheel with the oldest manylinux that it is true for. Nothing is copied into it."""
-    shutil.rmtree(folder, ignore_errors=True)
+def auditwheel(environment: Environment, wheel: Path, folder: Path, platform: str | None = None) -> None:
+    """Tags the wheel with `platform`, by default the oldest manylinux that it is true for. Copies nothing into it."""
     # SONAMEs that torch and its dependencies bring, or the driver; globs, since they carry versions.
     brought = ("libtorch*.so", "libc10*.so", "libcuda.so.*", "libcudart.so.*", "libnvrtc.so.*", "libgomp*.so.*")
     excludes = [argument for name in brought for argument in ("--exclude", name)]
-    env = {**os.environ, "PATH": f"{parts.tools.path / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
+    tag = ["--plat", platform, "--only-plat"] if platform else ["--plat", "auto"]
+    env = {**os.environ, "PATH": f"{environment.path / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
     run(
-        [parts.tools.python, "-m", "auditwheel", "repair", "--plat", "auto", *excludes, "-w", folder, wheel],
+        [environment.python, "-m", "auditwheel", "repair", *tag, *excludes, "-w", folder, wheel],
         what="auditwheel",
-        log=log(f"auditwheel-{parts.cell.label}-{parts.interpreter.tag}"),
+        log=log(f"auditwheel-{wheel.stem}"),
         env=env,
         show=lambda line: False,
     )
+
+
+def repair(parts: Parts, wheel: Path, folder: Path) -> Path:
+    """The wheel under its manylinux tag, in `folder` (emptied first)."""
+    shutil.rmtree(folder, ignore_errors=True)
+    auditwheel(parts.tools, wheel, folder)
     return _only_wheel(folder)

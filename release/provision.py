@@ -17,9 +17,9 @@ from .torch_info import cuda_label
 FETCHED = "NVIDIA's packages"
 
 
-def _found(environment: Environment, cell: Cell) -> str | None:
-    """What is wrong with the torch in `environment`; None where it is the cell's."""
-    path = environment.site_packages / "torch"
+def mismatch(site_packages: Path, cell: Cell) -> str | None:
+    """What is there instead of the cell's torch; None where it is the cell's."""
+    path = site_packages / "torch"
     if not path.is_dir():
         return "no torch"
     torch = torch_info.read(path)
@@ -29,17 +29,21 @@ def _found(environment: Environment, cell: Cell) -> str | None:
     return None
 
 
+def torch_requirement(cell: Cell) -> list[str]:
+    """pip's arguments for exactly the cell's torch."""
+    requirement = f"torch=={cell.torch.release}"
+    if cell.cuda_label != cell.torch.default:
+        # The ordinary registry has the default only; a label tells pip which of a channel's builds is meant.
+        requirement += f"+{cell.cuda_label}"
+    index = os.environ.get("TORCH_INDEX")
+    return [requirement, *(["--extra-index-url", index] if index else [])]
+
+
 def torch(cell: Cell, interpreter: Interpreter, *, importable: bool) -> Environment:
     """An environment that holds exactly the cell's torch; with its dependencies if it must be `importable`."""
     label = cell.cuda.label if cell.cuda else "cpu"
-    index = os.environ.get("TORCH_INDEX")
-    requirement = f"torch=={cell.torch.release}"
-    if label != cell.torch.default:
-        # The ordinary registry has the default only; a label tells pip which of a channel's builds is meant.
-        requirement += f"+{label}"
-    arguments = ["install", requirement, *([] if importable else ["--no-deps"]), *(["numpy"] if importable else [])]
-    if index:
-        arguments += ["--extra-index-url", index]
+    requirement, *index = torch_requirement(cell)
+    arguments = ["install", requirement, *(["numpy"] if importable else ["--no-deps"]), *index]
     name = f"{cell.torch.release}-{label}-{interpreter.tag}" + ("" if importable else "-headers")
 
     def fill(environment: Environment) -> None:
@@ -51,7 +55,7 @@ def torch(cell: Cell, interpreter: Interpreter, *, importable: bool) -> Environm
             pip(environment, arguments, what=what)
         except StepError as error:
             problem = str(error)
-        problem = problem or _found(environment, cell)
+        problem = problem or mismatch(environment.site_packages, cell)
         if problem is None:
             return
         say(f"      with pip's configuration of this machine: {problem}; trying once more without that configuration")
@@ -68,15 +72,20 @@ def torch(cell: Cell, interpreter: Interpreter, *, importable: bool) -> Environm
                 )
             )
             raise StepError(f"{error}{hint}") from None
-        if problem := _found(environment, cell):
+        if problem := mismatch(environment.site_packages, cell):
             raise StepError(f"pip installed {problem} where {requirement} for {label} was asked for")
 
     return create(cache() / "torch" / name, interpreter, requirement, fill)
 
 
+def registry_packages(cuda: Cuda) -> str:
+    """The requirement that brings a whole nvcc of the matrix's minor, from CUDA 13 on."""
+    return f"cuda-toolkit[nvcc,cudart,cccl,crt,nvvm,nvrtc]=={cuda.toolkit}.*"
+
+
 def registry_toolkit(cuda: Cuda, environment: Environment) -> Path:
     """nvcc of exactly the matrix's minor from registry packages, in a folder of its own."""
-    if cuda.major < 13:
+    if cuda.source != "registry":
         raise StepError(
             f"no nvcc {cuda.toolkit} was found, and CUDA {cuda.major} compilers are not in the package registry: "
             f"install the CUDA {cuda.toolkit} toolkit from NVIDIA and set CUDA_HOME"
@@ -88,7 +97,7 @@ def registry_toolkit(cuda: Cuda, environment: Environment) -> Path:
         if not marker.is_file():
             say(f"      no nvcc {cuda.toolkit} here: fetching NVIDIA's compiler packages into {folder} (0.4 GB)")
             shutil.rmtree(folder, ignore_errors=True)
-            packages = f"cuda-toolkit[nvcc,cudart,cccl,crt,nvvm,nvrtc]=={cuda.toolkit}.*"
+            packages = registry_packages(cuda)
             pip(environment, ["install", "--target", folder, packages], what=f"installing nvcc {cuda.toolkit}")
             if not nvcc.is_file():
                 raise StepError(f"NVIDIA's packages for CUDA {cuda.toolkit} brought no {nvcc}")

@@ -1,11 +1,15 @@
 """The matrix holds what the project promises, and a broken one is refused with the table's name."""
 
 import copy
+import json
 import re
+import subprocess
+import sys
 
 import pytest
+from packaging.utils import parse_wheel_filename
 
-from release import ROOT, matrix
+from release import ROOT, index, matrix
 from release.matrix import MatrixError, tomllib
 
 
@@ -17,7 +21,7 @@ def data():
 def test_promises():
     loaded = matrix.load()
     assert list(loaded.torch) == ["2.11", "2.12", "2.13", "2.14", "2.15"]
-    assert loaded.platforms == ("x86_64", "aarch64")
+    assert list(loaded.platforms) == ["x86_64", "aarch64"]
     assert loaded.manylinux == "manylinux_2_28"
     assert {version for torch in loaded.torch.values() for version in torch.python} == {
         "3.10", "3.11", "3.12", "3.13", "3.14"
@@ -62,7 +66,7 @@ def test_version_is_held_here_alone():
 
 def test_every_cell_is_in_the_printed_table():
     loaded = matrix.load()
-    lines = matrix.table(loaded).splitlines()
+    lines = matrix.table(loaded, loaded.cells()).splitlines()
     assert len(lines) == 2 + len(loaded.cells())
 
 
@@ -82,6 +86,23 @@ def test_every_cell_is_in_the_printed_table():
         (lambda d: d["cuda"]["cu130"].update(architectures="9.0;8.0+PTX"), "must ascend"),
         (lambda d: d["cuda"]["cu130"].update(architectures="8.0;9.0"), "+PTX on the newest only"),
         (lambda d: d["cuda"]["cu130"].pop("max_gcc"), "cuda.cu130: missing max_gcc"),
+        (lambda d: d["cuda"]["cu130"].update(min_driver="580"), "min_driver must be a positive integer, not '580'"),
+        (lambda d: d["cuda"]["cu130"].update(max_gcc=True), "max_gcc must be a positive integer, not True"),
+        (lambda d: d["cuda"]["cu130"].update(source="internet"), "source = 'internet'"),
+        (lambda d: d["cuda"]["cu130"].update(architectures="7.0;8.0+PTX"), "13.0 toolkit does not compile 7.0"),
+        (lambda d: d["cuda"]["cu126"].update(architectures="9.0;10.0+PTX"), "12.6 toolkit does not compile 10.0"),
+        (lambda d: d["cuda"]["cu130"].update(architectures="9.0;14.0+PTX"), "14.0 in architectures has no table"),
+        (lambda d: d["cuda"]["cu130"].update(architectures_aarch64="8.0"), "architectures_aarch64 must ascend"),
+        (lambda d: d["cuda"]["cu130"].update(architectures_riscv64="8.0+PTX"), "unknown architectures_riscv64"),
+        (lambda d: d["torch"]["2.14"].update(python=["3.10", "3.12"]), "python must ascend without a gap"),
+        (lambda d: d["platform"]["x86_64"].update(image="quay.io/pypa/manylinux_2_28_x86_64:latest"), "image = "),
+        (
+            lambda d: d["platform"]["x86_64"].update(image=d["platform"]["aarch64"]["image"]),
+            "is not of manylinux_2_28_x86_64",
+        ),
+        (lambda d: d["platform"]["x86_64"].pop("runner"), "platform.x86_64: missing runner"),
+        (lambda d: d["architecture"].update({"6.0": {"gpus": "P100"}}), "no CUDA release is built for it"),
+        (lambda d: d["torch"]["2.11"].update(cuda=["cu130", "cpu"]), "cuda.cu128: no torch is published for it"),
     ],
 )
 def test_broken_matrices(data, change, message):
@@ -89,3 +110,84 @@ def test_broken_matrices(data, change, message):
     change(broken)
     with pytest.raises(MatrixError, match=re.escape(message)):
         matrix.parse(broken)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message"),
+    [
+        ('release = "2.14.1"', 'release = "2.15.0"', 'release = "2.15.0"', "release 2.15.0 is not of this minor"),
+        ("min_driver = 580", "min_driver = -1", "min_driver = -1", "cuda.cu130: min_driver must be"),
+        ("max_gcc = 13", "max_cc = 13", "[cuda.cu126]", "cuda.cu126: missing max_gcc"),
+        ('version = "1.0.0"', 'version = "1"', 'version = "1"', "matrix: version = '1'"),
+        ('runner = "ubuntu-24.04-arm"', "runner = 1", "runner = 1", "platform.aarch64: runner = 1"),
+        ('default_torch = "2.14"', 'default_torch = "2.9"', 'default_torch = "2.9"', "default_torch 2.9 has no table"),
+    ],
+)
+def test_an_error_names_the_line(old, new, line, message):
+    text = matrix.MATRIX_FILE.read_text(encoding="utf-8").replace(old, new, 1)
+    number = text.splitlines().index(line) + 1
+    with pytest.raises(MatrixError, match="^" + re.escape(f"release/matrix.toml, line {number}: ") + ".*") as raised:
+        matrix.read(text, "release/matrix.toml")
+    assert message in str(raised.value)
+
+
+def test_what_is_no_toml_names_the_line():
+    with pytest.raises(MatrixError, match=r"^m\.toml: .*line 2"):
+        matrix.read('version = "1.0.0"\nmanylinux = \n', "m.toml")
+
+
+def test_cells_can_be_chosen():
+    loaded = matrix.load()
+    assert [cell.label for cell in loaded.cells("2.14", "cu126")] == ["cu126torch2.14"] * 2
+    assert {cell.platform for cell in loaded.cells(machine="aarch64")} == {"aarch64"}
+    with pytest.raises(MatrixError, match=r"no cell of the matrix is for 2\.15, cu126"):
+        loaded.cells("2.15", "cu126")
+
+
+def test_torch_comes_from_the_registry_only_where_it_is_the_default():
+    loaded = matrix.load()
+    assert loaded.torch_index(loaded.cell("2.14", "cu130", "x86_64")) == ""
+    assert loaded.torch_index(loaded.cell("2.14", "cu126", "x86_64")) == f"{loaded.torch_channels}/cu126"
+    assert loaded.torch_index(loaded.cell("2.14", "cpu", "x86_64")) == f"{loaded.torch_channels}/cpu"
+
+
+def command(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "release", "matrix", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_json_for_workflows():
+    loaded = matrix.load()
+    output = command("--json")
+    assert output.count("\n") == 1
+    include = json.loads(output)["include"]
+    assert [(row["torch"], row["cuda"], row["platform"]) for row in include] == [
+        (cell.torch.minor, cell.cuda_label, cell.platform) for cell in loaded.cells()
+    ]
+    assert all(row["runner"] == loaded.platforms[row["platform"]].runner for row in include)
+    assert {row["runner"] for row in include if row["platform"] == "aarch64"} == {"ubuntu-24.04-arm"}
+    default = loaded.torch[loaded.default_torch]
+    chosen = json.loads(
+        command("--json", "--torch", "default", "--cuda", "cpu", "--platform", "x86_64", "--per-python")
+    )
+    assert [row["python"] for row in chosen["include"]] == list(default.python)
+    (only,) = json.loads(command("--json", "--torch", "default", "--cuda", "default", "--platform", "x86_64"))[
+        "include"
+    ]
+    assert (only["torch"], only["cuda"]) == (default.minor, default.default)
+    # What an empty input of a workflow gives.
+    assert command("--json", "--torch", "", "--cuda", "") == output
+
+
+def test_the_wheels_of_a_release():
+    loaded = matrix.load()
+    names = command("--wheels").split()
+    assert len(set(names)) == len(names) == sum(len(cell.torch.python) for cell in loaded.cells())
+    assert f"scaled_mask_softmax-{loaded.version}+cu130torch2.14-cp311-cp311-manylinux_2_28_aarch64.whl" in names
+    assert not [name for name in names if "torch2.15-cp310" in name]
+    for name in names:
+        _, version, _, _ = parse_wheel_filename(name)
+        assert index.channel(name) == "whl/{}/torch{}".format(*str(version.local).split("torch"))

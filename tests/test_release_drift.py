@@ -1,0 +1,164 @@
+"""Workflows, Dockerfile and pyproject.toml take every version from the matrix, and hold none themselves."""
+
+import itertools
+import re
+import shlex
+import subprocess
+
+import pytest
+
+from release import ROOT, container, image, matrix
+from release.matrix import tomllib
+
+LOADED = matrix.load()
+PYTHONS = sorted({python for row in LOADED.torch.values() for python in row.python}, key=lambda text: int(text[2:]))
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def versions():
+    """Everything in the matrix that must not be written elsewhere."""
+    for torch in LOADED.torch.values():
+        yield from (torch.minor, torch.release)
+    for cuda in LOADED.cuda.values():
+        yield from (cuda.label, cuda.toolkit, cuda.toolkit.replace(".", "-"), str(cuda.min_driver))
+    for python in PYTHONS:
+        yield from (python, "cp" + python.replace(".", ""), "py" + python.replace(".", ""))
+    for platform in LOADED.platforms.values():
+        yield from (platform.runner, platform.image.partition("@")[2], platform.nvidia_repository)
+    yield from (LOADED.manylinux, LOADED.version, "gcc-toolset-13", "gcc-toolset-14")
+
+
+VERSION = re.compile(r"(?<![\w.])(?:" + "|".join(map(re.escape, sorted(set(versions())))) + r")(?![\w]|\.\d)")
+
+
+def copies(text):
+    # The tag of a pinned action is no version of ours.
+    return VERSION.findall(re.sub(r"(?m)@[0-9a-f]{40} # v[\d.]+$", "", text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["python-version: '3.11'", "torch==2.14.1", "CUDA=cu130", "cuda-nvcc-12-6", "runs-on: ubuntu-24.04-arm", "cp312-*"],
+)
+def test_a_copy_is_seen(text):
+    assert copies(text)
+
+
+@pytest.mark.parametrize(
+    "path", [*WORKFLOWS, image.DOCKERFILE, ROOT / ".ci/matrix-outputs", ROOT / ".ci/run"], ids=lambda path: path.name
+)
+def test_no_version_is_written_elsewhere(path):
+    assert copies(path.read_text(encoding="utf-8")) == []
+
+
+def test_pyproject_holds_the_oldest_python_alone():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(text)
+    assert project["project"]["requires-python"] == f">={PYTHONS[0]}"
+    assert project["tool"]["ruff"]["target-version"] == "py" + PYTHONS[0].replace(".", "")
+    assert project["tool"]["mypy"]["python_version"] == PYTHONS[0]
+    # The Python that brings a TOML parser is a fact of its own.
+    rest = text.replace("; python_version < '3.11'", "")
+    assert copies(rest) == [PYTHONS[0], "py" + PYTHONS[0].replace(".", ""), PYTHONS[0]]
+
+
+def test_the_arguments_of_the_dockerfile_are_what_the_matrix_fills():
+    text = image.DOCKERFILE.read_text(encoding="utf-8")
+    declared = re.findall(r"^ARG (.*)$", text, re.MULTILINE)
+    used = set(re.findall(r"\$\{(\w+)[}%]", text)) - {"PATH"}
+    for cell in LOADED.cells():
+        assert set(declared) == used == image.arguments(LOADED, cell).keys()
+    assert re.findall(r"^FROM (\S+)", text, re.MULTILINE)[0] == "${BASE_IMAGE}"
+
+
+def test_the_arguments_of_each_kind_of_cell():
+    old = image.arguments(LOADED, LOADED.cell("2.14", "cu126", "aarch64"))
+    assert old["GCC_TOOLSET"] == "13"
+    assert old["BASE_IMAGE"] == LOADED.platforms["aarch64"].image
+    assert old["NVIDIA_REPOSITORY"] == "rhel8/sbsa"
+    assert "cuda-nvcc-12-6" in old["TOOLKIT_PACKAGES"].split()
+    new = image.arguments(LOADED, LOADED.cell("2.15", "cu132", "x86_64"))
+    assert (new["GCC_TOOLSET"], new["TOOLKIT_SOURCE"]) == ("14", "registry")
+    assert new["TOOLKIT_PACKAGES"].endswith("==13.2.*")
+    none = image.arguments(LOADED, LOADED.cell("2.15", "cpu", "x86_64"))
+    assert (none["TOOLKIT_SOURCE"], none["TOOLKIT_PACKAGES"]) == ("none", "")
+    for cell in LOADED.cells():
+        given = image.arguments(LOADED, cell)
+        assert f"AS toolkit-{given['TOOLKIT_SOURCE']}\n" in image.DOCKERFILE.read_text(encoding="utf-8")
+
+
+def test_the_image_command(monkeypatch, capsys):
+    from release import __main__ as program
+
+    line = ["release", "image", "--torch", "2.14", "--cuda", "cu130", "--platform", "x86_64", "--engine", "podman"]
+    monkeypatch.setattr("sys.argv", line)
+    assert program.main() == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[:2] == ["podman", "build"]
+    cell = LOADED.cell("2.14", "cu130", "x86_64")
+    given = dict(word.split("=", 1) for before, word in itertools.pairwise(words) if before == "--build-arg")
+    assert given == image.arguments(LOADED, cell)
+    assert words[words.index("--tag") + 1] == image.tag(cell)
+    calls = []
+    monkeypatch.setattr(subprocess, "run", lambda command: calls.append(command) or subprocess.CompletedProcess([], 1))
+    monkeypatch.setattr("sys.argv", [*line, "--run"])
+    assert program.main() == 1
+    assert calls == [words]
+
+
+def test_what_cibuildwheel_is_told():
+    cell = LOADED.cell("2.15", "cpu", "aarch64")
+    variables = container.environment(LOADED, cell, cell.torch.python, image.tag(cell))
+    assert variables["CIBW_BUILD"].split() == [f"cp3{minor}-manylinux_aarch64" for minor in (11, 12, 13, 14)]
+    assert variables["CIBW_MANYLINUX_AARCH64_IMAGE"] == image.tag(cell)
+    assert variables["TORCH_INDEX"] == f"{LOADED.torch_channels}/cpu"
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]
+    # What the steps inside read reaches them.
+    own = {name for name in variables if not name.startswith("CIBW_")}
+    assert own <= set(options["linux"]["environment-pass"])
+    used = re.findall(r"container-step (\w+)", str(options))
+    assert sorted(used) == sorted(container.STEPS)
+
+
+def test_the_steps_make_sure_of_torch(monkeypatch, tmp_path):
+    """A torch that is not exactly the cell's stops the build and the test."""
+    installed = []
+    monkeypatch.setattr(container, "pip", lambda where, arguments, what: installed.append(arguments))
+    monkeypatch.setenv(container.TORCH, "2.14")
+    monkeypatch.setenv(container.CUDA, "cu126")
+    monkeypatch.setenv("TORCH_INDEX", "https://torch.example/cu126")
+    folder = tmp_path / "torch"
+    monkeypatch.setenv("SCALED_MASK_SOFTMAX_TORCH", str(folder))
+    (folder / "include/ATen").mkdir(parents=True)
+    (folder / "version.py").write_text("__version__ = '2.14.1+cu130'\ncuda = '13.0'\nhip = None\n")
+    with pytest.raises(container.StepError, match=r"holds torch 2\.14\.1\+cu130 \(CUDA 13\.0\), not the cell's torch"):
+        container.setup()
+    assert installed[0] == ["install", *container.TOOLS]
+    assert installed[1] == [
+        *("install", "--no-deps", "--target", tmp_path, "torch==2.14.1+cu126"),
+        *("--extra-index-url", "https://torch.example/cu126"),
+    ]
+    (folder / "version.py").write_text("__version__ = '2.14.1+cu126'\ncuda = '12.6'\nhip = None\n")
+    installed.clear()
+    container.setup()
+    # It is there: nothing but the tools for this Python is fetched.
+    assert installed == [["install", *container.TOOLS]]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_are_thin(path):
+    """Actions are pinned by commit, jobs have a time limit, and a step is one command of make or .ci/."""
+    text = path.read_text(encoding="utf-8")
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", use) for use in re.findall(r"uses: (.*)", text))
+    commands = re.findall(r"run: (.*)", text)
+    assert commands
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for command in commands:
+        if command.startswith("make "):
+            assert command.split()[1] in targets
+        else:
+            assert (ROOT / command).is_file()
+    assert text.count("runs-on:") == text.count("timeout-minutes:")
+    assert "\npermissions: {}\n" in text
+    assert "\nconcurrency:\n" in text
+    assert re.findall(r"^\s+(\w[\w-]*): write$", text, re.MULTILINE) == []
