@@ -104,6 +104,10 @@ def _record(arguments: argparse.Namespace) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> None:
+    from . import wheel_file
+
+    for wheel in arguments.wheels:
+        wheel_file.read(wheel)  # before anything is fetched for the checks
     _need("elftools", "auditwheel", "tomllib" if sys.version_info >= (3, 11) else "tomli")
     from . import verify
 

@@ -10,10 +10,12 @@ import hashlib
 import html
 import re
 import shutil
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import quote
+
+from . import wheel_file
+from .wheel_file import WheelFile
 
 PROJECT = "scaled-mask-softmax"
 
@@ -39,39 +41,44 @@ def _page(title: str, links: Iterable[str]) -> str:
     )
 
 
-def _metadata(wheel: Path) -> tuple[bytes, str]:
-    """METADATA and Requires-Python."""
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
-        data = archive.read(name)
-    match = re.search(rb"^Requires-Python: (.+)$", data, re.MULTILINE)
-    return data, match[1].decode() if match else ""
-
-
-def _link(wheel: Path) -> str:
-    data, requires_python = _metadata(wheel)
-    wheel.with_name(wheel.name + ".metadata").write_bytes(data)
-    attributes = {"data-core-metadata": f"sha256={hashlib.sha256(data).hexdigest()}"}
+def _link(wheel: WheelFile) -> str:
+    attributes = {"data-core-metadata": f"sha256={hashlib.sha256(wheel.metadata).hexdigest()}"}
     # The name of the attribute before PEP 714.
     attributes["data-dist-info-metadata"] = attributes["data-core-metadata"]
-    if requires_python:
+    if requires_python := wheel.field("Requires-Python"):
         attributes["data-requires-python"] = requires_python
     text = " ".join(f'{key}="{html.escape(value)}"' for key, value in attributes.items())
-    target = f"{quote(wheel.name)}#sha256={hashlib.sha256(wheel.read_bytes()).hexdigest()}"
-    return f'<a href="{target}" {text}>{html.escape(wheel.name)}</a>'
+    name = wheel.path.name
+    target = f"{quote(name)}#sha256={hashlib.sha256(wheel.path.read_bytes()).hexdigest()}"
+    return f'<a href="{target}" {text}>{html.escape(name)}</a>'
 
 
 def write(root: Path, wheels: Iterable[Path]) -> list[Path]:
-    """Copies `wheels` into their channels below `root` and rewrites those channels' pages. Returns the channels."""
-    channels: dict[Path, None] = {}
-    for wheel in wheels:
-        folder = root / channel(wheel.name)
-        (folder / PROJECT).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(wheel, folder / PROJECT / wheel.name)
-        channels[folder] = None
-    for folder in channels:
-        links = [_link(wheel) for wheel in sorted((folder / PROJECT).glob("*.whl"))]
-        (folder / PROJECT / "index.html").write_text(_page(f"Links for {PROJECT}", links), encoding="utf-8")
+    """Copies `wheels` into their channels below `root` and rewrites those channels' pages. Returns the channels.
+
+    Raises WheelFileError or ChannelError before anything is written where one of the wheels, or of those that are in
+    the channels already, will not do.
+    """
+    channels: dict[Path, dict[str, WheelFile]] = {}
+    for path in wheels:
+        wheel = wheel_file.read(path)
+        contents = channels.setdefault(root / channel(path.name), {})
+        if contents.setdefault(path.name, wheel).files != wheel.files:
+            raise ChannelError(f"{path} and {contents[path.name].path} have one name and differ")
+    for folder, contents in channels.items():
+        for path in (folder / PROJECT).glob("*.whl"):
+            if path.name not in contents:
+                contents[path.name] = wheel_file.read(path)
+    for folder, contents in channels.items():
+        project = folder / PROJECT
+        project.mkdir(parents=True, exist_ok=True)
+        for name, wheel in contents.items():
+            target = project / name
+            if not (target.exists() and target.samefile(wheel.path)):
+                shutil.copyfile(wheel.path, target)
+            target.with_name(f"{name}.metadata").write_bytes(wheel.metadata)
+        links = [_link(contents[name]) for name in sorted(contents)]
+        (project / "index.html").write_text(_page(f"Links for {PROJECT}", links), encoding="utf-8")
         (folder / "index.html").write_text(
             _page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>']), encoding="utf-8"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 import sysconfig
@@ -12,7 +13,7 @@ from . import fatbin
 
 
 class RecordError(RuntimeError):
-    """The library does not hold what was asked for."""
+    """The library does not hold what was asked for, or a record cannot be read."""
 
 
 def make(library: Path, facts: dict[str, Any], host_compiler: str) -> dict[str, Any]:
@@ -52,7 +53,11 @@ def write(library: Path, facts_file: Path, host_compiler: str, output: Path) -> 
 
 
 def read(text: str) -> dict[str, Any]:
-    """The record in the text of a _build_record.py."""
-    scope: dict[str, Any] = {}
-    exec(compile(text, "_build_record.py", "exec"), scope)
-    return dict(scope["BUILD"])
+    """The record in the text of a _build_record.py, which is not run."""
+    try:
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "BUILD":
+                return dict(ast.literal_eval(node.value))
+    except (SyntaxError, TypeError, ValueError):
+        pass
+    raise RecordError("the build record holds no BUILD = {...} of plain values")

@@ -11,19 +11,17 @@ import json
 import re
 import subprocess
 import tempfile
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from email.message import Message
-from email.parser import Parser
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from . import fatbin, matrix, record, torch_info
+from . import fatbin, matrix, record, torch_info, wheel_file
 from .preflight import cxx_compiler
+from .wheel_file import WheelFile, WheelFileError
 
-PACKAGE = "scaled_mask_softmax"
+PACKAGE = wheel_file.NAME
 LIBRARY = f"{PACKAGE}/lib{PACKAGE}.so"
 MODULE = f"{PACKAGE}/_C.*.so"
 
@@ -51,31 +49,33 @@ def _require(condition: object, message: str) -> None:
         raise VerifyError(message)
 
 
-def metadata(archive: zipfile.ZipFile) -> Message:
-    names = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
-    _require(len(names) == 1, f"{len(names)} METADATA files where one is expected")
-    return Parser().parsestr(archive.read(names[0]).decode("utf-8"))
-
-
-def _check_record_file(archive: zipfile.ZipFile) -> None:
+def _check_record_file(files: dict[str, bytes]) -> None:
     """Every file is in RECORD with its true hash, and the other way round."""
-    (name,) = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/RECORD", name)]
-    rows = {row[0]: row[1] for row in csv.reader(io.StringIO(archive.read(name).decode("utf-8")))}
-    files = {info.filename for info in archive.infolist() if not info.is_dir()}
-    _require(rows.keys() == files, f"RECORD and contents differ: {', '.join(sorted(rows.keys() ^ files))}")
-    for file, value in rows.items():
+    name = wheel_file.in_info(files, "RECORD")
+    rows = list(csv.reader(io.StringIO(files[name].decode("utf-8", "replace"))))
+    _require(all(len(row) == 3 for row in rows), "RECORD is not a table of paths, hashes and sizes")
+    hashes = {path: value for path, value, _ in rows}
+    _require(hashes.keys() == files.keys(), f"RECORD and contents differ: {', '.join(sorted(hashes.keys() ^ files))}")
+    for file, value in hashes.items():
         if file != name:
-            digest = base64.urlsafe_b64encode(hashlib.sha256(archive.read(file)).digest()).rstrip(b"=").decode()
+            digest = base64.urlsafe_b64encode(hashlib.sha256(files[file]).digest()).rstrip(b"=").decode()
             _require(value == f"sha256={digest}", f"RECORD has another hash than {file}")
 
 
-def _check_names(wheel: Path, version: str, build: dict[str, Any], requires: list[str]) -> str:
-    """File name, METADATA and build record agree. Returns the platform tag."""
-    parts = wheel.name.removesuffix(".whl").split("-")
-    _require(len(parts) == 5, f"{wheel.name} is not name-version-python-abi-platform.whl")
-    name, file_version, python, abi, platform = parts
-    _require(name == PACKAGE, f"the file is named {name}, not {PACKAGE}")
-    _require(file_version == version, f"the file name says {file_version}, METADATA {version}")
+def _read_record(files: dict[str, bytes]) -> dict[str, Any]:
+    """The build record, with every key that the checks use."""
+    name = f"{PACKAGE}/_build_record.py"
+    _require(name in files, f"{name} is missing")
+    build = record.read(files[name].decode("utf-8", "replace"))
+    wanted = ("version", "torch", "torch_minor", "cuda", "architectures", "ptx", "python")
+    missing = [key for key in wanted if key not in build]
+    _require(not missing, f"the build record lacks {', '.join(missing)}")
+    return build
+
+
+def _check_names(wheel: WheelFile, build: dict[str, Any], requires: list[str]) -> None:
+    """The file name, which is METADATA's, and the build record agree."""
+    version = wheel.version
     _require(build["version"] == version, f"the build record says {build['version']}, METADATA {version}")
     _require(version == version.lower(), f"version {version} is not lower case")
     label = version.partition("+")[2]
@@ -91,28 +91,41 @@ def _check_names(wheel: Path, version: str, build: dict[str, Any], requires: lis
     else:
         _require(label.startswith(f"{cuda}torch{minor}") and not requires, f"label {label}, Requires-Dist {requires}")
     tag = "cp" + build["python"].replace(".", "")
+    python, abi, _ = wheel.tags
     _require(python == abi == tag, f"tags {python}-{abi}, but built by Python {build['python']}")
-    return platform
+
+
+def _machine(platform: str) -> str:
+    """The machine of a manylinux tag: "x86_64"."""
+    match = re.search(r"manylinux_\d+_\d+_(\w+)$", platform)
+    _require(match, f"platform tag {platform} is no manylinux")
+    assert match is not None
+    return match[1]
 
 
 def _check_elf(name: str, data: bytes, platform: str) -> None:
     """RPATH is relative, nothing else than promised is needed, and the manylinux tag is true."""
+    from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
     from elftools.elf.gnuversions import GNUVerNeedSection
 
     policies = json.loads(importlib.resources.files("auditwheel.policy").joinpath("manylinux-policy.json").read_text())
-    match = re.search(r"manylinux_(\d+)_(\d+)_(\w+)$", platform)
-    _require(match, f"platform tag {platform} is no manylinux")
-    assert match is not None
-    policy = next((p for p in policies if p["name"] == f"manylinux_{match[1]}_{match[2]}"), None)
-    _require(policy, f"no manylinux_{match[1]}_{match[2]} is known")
+    machine = _machine(platform)
+    manylinux = platform.split(".")[-1].removesuffix(f"_{machine}")
+    policy = next((p for p in policies if p["name"] == manylinux), None)
+    _require(policy and machine in policy["symbol_versions"], f"no {manylinux} for {machine} is known")
     assert policy is not None
-    allowed = policy["symbol_versions"][match[3]]
+    allowed = policy["symbol_versions"][machine]
 
-    elf: Any = ELFFile(io.BytesIO(data))
-    machine = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}.get(elf["e_machine"])
-    _require(machine == match[3], f"{name} is of {elf['e_machine']}, the tag says {match[3]}")
-    dynamic = list(elf.get_section_by_name(".dynamic").iter_tags())
+    try:
+        elf: Any = ELFFile(io.BytesIO(data))
+    except ELFError:
+        raise VerifyError(f"{name} is no shared library") from None
+    built_for = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}.get(elf["e_machine"])
+    _require(built_for == machine, f"{name} is of {elf['e_machine']}, the tag says {machine}")
+    section = elf.get_section_by_name(".dynamic")
+    _require(section, f"{name} is no shared library")
+    dynamic = list(section.iter_tags())
     needed = [tag.needed for tag in dynamic if tag.entry.d_tag == "DT_NEEDED"]
     _require("libstdc++.so.6" in needed, f"{name} holds a C++ library of its own, which crashes beside torch's")
     for tag in dynamic:
@@ -153,47 +166,59 @@ def check_kernels(present: dict[str, set[str]], wanted: Iterable[str]) -> None:
         _require(not missing, f"no cubin for {arch} of {len(missing)} kernels, the first {missing[:1]}")
 
 
-def verify(wheel: Path, *, cuobjdump: Path | None = None, complete: bool = False) -> Report:
-    """Verifies a native wheel; `complete` also that it serves the architectures of the matrix."""
+def _verify(path: Path, cuobjdump: Path | None, complete: bool) -> Report:
     data = matrix.load()
-    size = wheel.stat().st_size
+    wheel = wheel_file.read(path)
+    size = path.stat().st_size
     _require(size <= data.max_wheel_size << 20, f"{size / 2**20:.1f} MiB is more than {data.max_wheel_size} MiB")
-    with zipfile.ZipFile(wheel) as archive:
-        _check_record_file(archive)
-        message = metadata(archive)
-        version = str(message["Version"])
-        build = record.read(archive.read(f"{PACKAGE}/_build_record.py").decode("utf-8"))
-        all_requires = [str(value) for value in message.get_all("Requires-Dist") or []]
-        _require(not any("+" in value for value in all_requires), f"a '+' in Requires-Dist: {all_requires}")
-        requires = [value for value in all_requires if "extra ==" not in value]
-        platform = _check_names(wheel, version, build, requires)
+    _require(not wheel.is_plain, "this is a plain wheel, and only native ones are verified: give one built for a torch")
+    _check_record_file(wheel.files)
+    build = _read_record(wheel.files)
+    all_requires = [str(value) for value in wheel.message.get_all("Requires-Dist") or []]
+    _require(not any("+" in value for value in all_requires), f"a '+' in Requires-Dist: {all_requires}")
+    _check_names(wheel, build, [value for value in all_requires if "extra ==" not in value])
+    platform = wheel.tags[2]
 
-        libraries = [name for name in archive.namelist() if re.search(r"\.so(\.|$)", name)]
-        modules = [name for name in libraries if fnmatchcase(name, MODULE)]
+    libraries = [name for name in wheel.files if re.search(r"\.so(\.|$)", name)]
+    modules = [name for name in libraries if fnmatchcase(name, MODULE)]
+    _require(
+        len(modules) == 1 and sorted(libraries) == sorted([LIBRARY, *modules]),
+        f"exactly {LIBRARY} and {MODULE} are expected inside, found {', '.join(libraries)}",
+    )
+    for name in libraries:
+        _check_elf(name, wheel.files[name], platform)
+
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder, Path(LIBRARY).name)
+        library.write_bytes(wheel.files[LIBRARY])
+        entries = fatbin.read(library)
+        architectures, ptx = fatbin.architectures(entries), fatbin.ptx(entries)
         _require(
-            len(modules) == 1 and sorted(libraries) == sorted([LIBRARY, *modules]),
-            f"exactly {LIBRARY} and {MODULE} are expected inside, found {', '.join(libraries)}",
+            build["architectures"] == architectures and build["ptx"] == ptx,
+            f"the build record says {build['architectures']} and PTX {build['ptx']}, the library holds "
+            f"{architectures} and PTX {ptx}",
         )
-        for name in libraries:
-            _check_elf(name, archive.read(name), platform)
-
-        with tempfile.TemporaryDirectory() as folder:
-            library = Path(archive.extract(LIBRARY, folder))
-            entries = fatbin.read(library)
-            architectures, ptx = fatbin.architectures(entries), fatbin.ptx(entries)
-            _require(
-                build["architectures"] == architectures and build["ptx"] == ptx,
-                f"the build record says {build['architectures']} and PTX {build['ptx']}, the library holds "
-                f"{architectures} and PTX {ptx}",
-            )
-            _require(bool(architectures) == (build["cuda"] is not None), f"CUDA {build['cuda']}: {architectures}")
-            wanted: list[str] = []
-            if architectures:
-                wanted = policy_kernels()
-                check_kernels(fatbin.kernels(entries, library, cuobjdump), wanted)
+        _require(bool(architectures) == (build["cuda"] is not None), f"CUDA {build['cuda']}: {architectures}")
+        wanted: list[str] = []
+        if architectures:
+            wanted = policy_kernels()
+            check_kernels(fatbin.kernels(entries, library, cuobjdump), wanted)
     if complete and build["cuda"] is not None:
-        cuda = data.cuda[torch_info.cuda_label(build["cuda"])]
-        machine = platform.split("_", 3)[-1]
-        expected = cuda.architectures[machine].removesuffix("+PTX").split(";")
+        label, machine = torch_info.cuda_label(build["cuda"]), _machine(platform)
+        _require(label in data.cuda and machine in data.platforms, f"the matrix has no {label} for {machine}")
+        expected = data.cuda[label].architectures[machine].removesuffix("+PTX").split(";")
         _require(architectures == expected, f"architectures {architectures}, the matrix has {expected}")
-    return Report(wheel, version, size, architectures, ptx, len(wanted), platform)
+    return Report(path, wheel.version, size, architectures, ptx, len(wanted), platform)
+
+
+def verify(wheel: Path, *, cuobjdump: Path | None = None, complete: bool = False) -> Report:
+    """Verifies a native wheel; `complete` also that it serves the architectures of the matrix.
+
+    Raises VerifyError, naming the wheel.
+    """
+    try:
+        return _verify(wheel, cuobjdump, complete)
+    except WheelFileError as error:
+        raise VerifyError(str(error)) from None
+    except (VerifyError, fatbin.FatbinError, record.RecordError) as error:
+        raise VerifyError(f"{wheel}: {error}") from None

@@ -10,8 +10,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from release import index
+from release import ROOT, index
 from release.index import ChannelError
+from release.wheel_file import WheelFileError
 
 
 class Links(HTMLParser):
@@ -80,6 +81,59 @@ def test_channels_are_apart_and_grow(tmp_path):
 def test_a_plain_wheel_belongs_to_no_channel(tmp_path):
     with pytest.raises(ChannelError, match="belongs to no channel"):
         index.write(tmp_path / "site", [make_wheel(tmp_path, label="")])
+
+
+@pytest.mark.parametrize("bad", ["no label", "missing", "broken", "another's", "renamed"])
+def test_all_wheels_are_checked_before_anything_is_written(tmp_path, bad):
+    good, broken = make_wheel(tmp_path), tmp_path / "scaled_mask_softmax-1.0.0+cu130torch2.13-py3-none-any.whl"
+    if bad == "no label":
+        broken = make_wheel(tmp_path, label="")
+    elif bad == "broken":
+        broken.write_bytes(good.read_bytes()[:-100])
+    elif bad == "another's":
+        broken = good.rename(tmp_path / good.name.replace("scaled_mask_softmax", "other"))
+        good = make_wheel(tmp_path)
+    elif bad == "renamed":
+        broken.write_bytes(good.read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-m", "release", "index", tmp_path / "site", good, broken],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ")
+    assert broken.name in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_broken_wheel_in_the_channel_leaves_it_as_it_is(tmp_path):
+    (channel,) = index.write(tmp_path / "site", [make_wheel(tmp_path)])
+    broken = channel / "scaled-mask-softmax/scaled_mask_softmax-1.0.0+cu130torch2.14-cp311-cp311-linux_x86_64.whl"
+    broken.write_bytes(b"half a wheel")
+    before = {path: path.read_bytes() for path in channel.rglob("*") if path.is_file()}
+    with pytest.raises(WheelFileError, match="this is no wheel, or a broken one"):
+        index.write(tmp_path / "site", [make_wheel(tmp_path, tag="cp312-cp312-linux_x86_64")])
+    assert {path: path.read_bytes() for path in channel.rglob("*") if path.is_file()} == before
+
+
+def test_a_wheel_that_is_in_the_channel_already(tmp_path):
+    (channel,) = index.write(tmp_path / "site", [make_wheel(tmp_path)])
+    (inside,) = channel.rglob("*.whl")
+    before = inside.read_bytes()
+    assert index.write(tmp_path / "site", [inside]) == [channel]
+    assert inside.read_bytes() == before
+
+
+def test_two_wheels_of_one_name(tmp_path):
+    (tmp_path / "other").mkdir()
+    first, second = make_wheel(tmp_path), make_wheel(tmp_path / "other")
+    index.write(tmp_path / "site", [first, second])
+    with zipfile.ZipFile(second, "a") as archive:
+        archive.writestr("scaled_mask_softmax/more.py", "")
+    with pytest.raises(ChannelError, match="have one name and differ"):
+        index.write(tmp_path / "site", [first, second])
 
 
 def test_pip_installs_the_full_version_from_it(tmp_path):

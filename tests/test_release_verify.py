@@ -5,11 +5,12 @@ import dataclasses
 import hashlib
 import os
 import subprocess
+import sys
 import zipfile
 
 import pytest
 
-from release import preflight, verify
+from release import ROOT, fatbin, preflight, verify
 from release.verify import VerifyError
 
 MACHINE = os.uname().machine
@@ -67,7 +68,9 @@ def make(tmp_path, compile_library):
         requires=("torch>=2.14,<2.15", 'pytest>=8; extra == "test"'),
         platform=f"manylinux_2_28_{MACHINE}",
         python="cp311",
+        abi=None,
         build=None,
+        record=b"",
         library=None,
         extra=None,
         forge_record=False,
@@ -83,11 +86,15 @@ def make(tmp_path, compile_library):
             f"{info}/METADATA": metadata.encode(),
             **(extra or {}),
         }
+        if record is None:
+            del files[f"{PACKAGE}/_build_record.py"]
+        elif record:
+            files[f"{PACKAGE}/_build_record.py"] = record
         rows = []
         for name, data in files.items():
             digest = hashlib.sha256(b"forged" if forge_record else data).digest()
             rows.append(f"{name},sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()},{len(data)}\n")
-        path = tmp_path / f"{PACKAGE}-{file_version or version}-{python}-{python}-{platform}.whl"
+        path = tmp_path / f"{PACKAGE}-{file_version or version}-{python}-{abi or python}-{platform}.whl"
         with zipfile.ZipFile(path, "w") as archive:
             for name, data in files.items():
                 archive.writestr(name, data)
@@ -203,6 +210,92 @@ def test_the_manylinux_tag_must_be_true(make, compile_library):
         VerifyError, match=r"needs GLIBCXX_3\.4\.21 of libstdc\+\+\.so\.6: manylinux_2_5_x86_64 is not true"
     ):
         verify.verify(make(library=library, platform="manylinux_2_5_x86_64"))
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "release", "verify", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def test_the_command(make):
+    wheel = make()
+    done = run(wheel)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{wheel.name}: right; ")
+
+
+def flip(data):
+    """`data` with other bytes in its middle."""
+    middle = len(data) // 2
+    return data[: middle - 20] + bytes(40) + data[middle + 20 :]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("", None, "there is no such file"),
+        ("", lambda data: b"text", "this is no wheel, or a broken one"),
+        ("", lambda data: data[:-100], "this is no wheel, or a broken one"),
+        ("", flip, "this is no wheel, or a broken one"),
+        ("wheel.zip", lambda data: data, "the file name is not name-version-python-abi-platform.whl"),
+        ("numpy-2.0.0-py3-none-any.whl", lambda data: data, f"the file is named numpy, not {PACKAGE}"),
+    ],
+)
+def test_the_command_says_what_is_no_wheel(make, tmp_path, name, change, message):
+    good = make()
+    path = tmp_path / "other" / (name or good.name)
+    path.parent.mkdir()
+    if change:
+        path.write_bytes(change(good.read_bytes()))
+    done = run(path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {path}: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_command_says_that_a_plain_wheel_is_none_to_verify(make):
+    wheel = make(version="1.0.0", python="py3", abi="none", platform="any", requires=())
+    done = run(wheel)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"error: {wheel}: this is a plain wheel, and only native ones are verified: give one built for a torch\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"record": None}, "_build_record.py is missing"),
+        ({"record": b"BUILD = {"}, r"the build record holds no BUILD = \{\.\.\.\} of plain values"),
+        ({"record": b"BUILD = {'version': '1.0.0'}"}, "the build record lacks torch, torch_minor"),
+        ({"library": b"text"}, "is no shared library"),
+        ({"platform": f"manylinux_2_99_{MACHINE}"}, f"no manylinux_2_99 for {MACHINE} is known"),
+    ],
+)
+def test_broken_parts(make, changes, message):
+    wheel = make(**changes)
+    with pytest.raises(VerifyError, match=message) as caught:
+        verify.verify(wheel)
+    assert str(caught.value).startswith(f"{wheel}: ")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "message"),
+    [
+        ("13.0", r"architectures \['9\.0'\], the matrix has \['7\.5', "),
+        ("13.7", f"the matrix has no cu137 for {MACHINE}"),
+    ],
+)
+def test_an_incomplete_wheel(make, monkeypatch, cuda, message):
+    monkeypatch.setattr(fatbin, "read", lambda library: [fatbin.Entry("cubin", "9.0", frozenset())])
+    monkeypatch.setattr(verify, "policy_kernels", list)
+    label = "cu" + cuda.replace(".", "")
+    wheel = make(version=f"1.0.0+{label}torch2.14", build={"cuda": cuda, "architectures": ["9.0"]})
+    verify.verify(wheel)
+    with pytest.raises(VerifyError, match=message) as caught:
+        verify.verify(wheel, complete=True)
+    assert str(caught.value).startswith(f"{wheel}: ")
 
 
 def test_size(make, monkeypatch):
