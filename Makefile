@@ -2,10 +2,10 @@
 # Options: TORCH=2.14 CUDA=cu130 PYTHON=3.11 ARCHS="9.0"; each has a default from release/matrix.toml or the machine.
 SHELL := /bin/sh
 python := python3
-cell := $(if $(TORCH),--torch "$(TORCH)") $(if $(CUDA),--cuda "$(CUDA)") $(if $(PYTHON),--python "$(PYTHON)") \
-	$(if $(ARCHS),--archs "$(ARCHS)")
-
-choice := $(if $(TORCH),--torch "$(TORCH)") $(if $(CUDA),--cuda "$(CUDA)") $(if $(PLATFORM),--platform "$(PLATFORM)")
+# An option as one argument, whatever it holds; nothing where it is empty.
+give = $(if $($(2)),--$(1)='$(subst ','\'',$($(2)))')
+choice = $(call give,torch,TORCH) $(call give,cuda,CUDA)
+cell = $(choice) $(call give,python,PYTHON) $(call give,archs,ARCHS)
 
 .PHONY: help wheel plain-wheel image container test sanitize lint lint-workflows format typecheck clean
 
@@ -26,19 +26,19 @@ help:
 	@echo "What is fetched is kept in \$${XDG_CACHE_HOME:-~/.cache}/scaled-mask-softmax"
 
 wheel:
-	@$(python) -m release wheel $(cell) $(if $(TEST),--test "$(TEST)")
+	@$(python) -m release wheel $(cell) $(call give,test,TEST)
 
 test:
-	@$(python) -m release test $(cell) $(if $(PYTEST),--pytest="$(PYTEST)")
+	@$(python) -m release test $(cell) $(call give,pytest,PYTEST)
 
 plain-wheel:
 	@$(python) -m release plain-wheel dist
 
 image:
-	@$(python) -m release image $(choice) $(if $(ENGINE),--engine "$(ENGINE)") --run
+	@$(python) -m release image $(choice) $(call give,platform,PLATFORM) $(call give,engine,ENGINE) --run
 
 container:
-	@$(if $(ENGINE),CIBW_CONTAINER_ENGINE="$(ENGINE)") $(python) -m release container $(choice)
+	@$(if $(ENGINE),CIBW_CONTAINER_ENGINE="$(ENGINE)") $(python) -m release container $(choice) $(call give,platform,PLATFORM)
 
 lint-workflows:
 	@$(python) -m release lint-workflows
@@ -47,7 +47,7 @@ lint:
 	@$(python) -m release lint
 
 sanitize:
-	@$(python) -m release sanitize $(cell) $(if $(PYTEST),--pytest="$(PYTEST)")
+	@$(python) -m release sanitize $(cell) $(call give,pytest,PYTEST)
 
 format:
 	@$(python) -m release format

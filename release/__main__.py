@@ -16,6 +16,7 @@ from . import ROOT
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .matrix import Cell, Matrix
+    from .options import Options
 
 
 def _become(python: Path, more: "list[str]") -> None:
@@ -54,10 +55,10 @@ def _matrix(arguments: argparse.Namespace) -> None:
 
 
 def _chosen_cell(arguments: argparse.Namespace) -> "tuple[Matrix, Cell]":
-    from . import matrix
+    from . import matrix, options
 
     data = matrix.load()
-    return data, data.cell(arguments.torch or None, arguments.cuda or None, arguments.platform)
+    return data, options.choose(data, arguments.torch or None, arguments.cuda or None, arguments.platform)
 
 
 def _image(arguments: argparse.Namespace) -> None:
@@ -124,47 +125,66 @@ def _index(arguments: argparse.Namespace) -> None:
         print(channel)
 
 
+def _options(arguments: argparse.Namespace) -> "Options":
+    """The options, checked as far as that needs no matrix."""
+    from .options import Options, yes
+
+    variable = "TORCH_CUDA_ARCH_LIST"
+    from_variable = not arguments.archs and os.environ.get(variable)
+    options = Options(
+        arguments.torch or None,
+        arguments.cuda or None,
+        arguments.python or None,
+        arguments.archs or from_variable or None,
+        variable if from_variable else "ARCHS",
+        yes("TEST", getattr(arguments, "test", "yes")),
+        arguments.torch_here,
+        arguments.cuda_here,
+    )
+    options.check_archs(None, "")
+    return options
+
+
 def _inside(arguments: argparse.Namespace) -> None:
     """Goes on in an environment with the build tools, of the interpreter that is built for."""
     from . import environments, preflight, torch_info
 
     interpreter = preflight.interpreter(arguments.python)
     preflight.check_cxx()
-    tools = environments.tools(interpreter)
-    more = ["--interpreter", str(interpreter.executable)]
     if not arguments.torch:
         try:
             here = torch_info.find()
         except torch_info.TorchError:
             here = None
         if here is not None and torch_info.is_release(here.version):
-            more += ["--torch-here", here.minor, "--cuda-here", torch_info.cuda_label(here.cuda)]
-    _become(tools.python, more)
+            arguments.torch_here, arguments.cuda_here = here.minor, torch_info.cuda_label(here.cuda)
+    if sys.version_info >= (3, 11) or importlib.util.find_spec("tomli") is not None:
+        # Before the tools are fetched, where the matrix can be read without them.
+        from . import wheel
+
+        wheel.check(_options(arguments), interpreter, compiler=arguments.command != "typecheck")
+    more = ["--interpreter", str(interpreter.executable)]
+    if arguments.torch_here:
+        more += ["--torch-here", arguments.torch_here, "--cuda-here", arguments.cuda_here]
+    _become(environments.tools(interpreter).python, more)
 
 
 def _cell_command(arguments: argparse.Namespace) -> None:
+    from .options import words
+
+    options, pytest = _options(arguments), words("PYTEST", getattr(arguments, "pytest", ""))
     if arguments.interpreter is None:
         _inside(arguments)
     os.environ.pop("PYTHONPATH", None)
     from . import preflight, wheel
 
-    options = wheel.Options(
-        arguments.torch or None,
-        arguments.cuda or None,
-        arguments.python or None,
-        arguments.archs or None,
-        getattr(arguments, "test", "yes") != "no",
-        arguments.torch_here,
-        arguments.cuda_here,
-    )
     interpreter = preflight.interpreter(arguments.interpreter)
     if arguments.command == "wheel":
         wheel.wheel(options, interpreter)
     elif arguments.command == "typecheck":
         wheel.typecheck(options, interpreter)
     else:
-        sanitize = arguments.command == "sanitize"
-        wheel.test(options, interpreter, shlex.split(arguments.pytest), sanitize=sanitize)
+        wheel.test(options, interpreter, pytest, sanitize=arguments.command == "sanitize")
 
 
 def _lint(arguments: argparse.Namespace) -> None:
@@ -222,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("wheel", help="build, verify, install and exercise a wheel (make wheel)")
     _cell_options(command)
-    command.add_argument("--test", choices=["yes", "no"], default="yes", help="no: build and verify only")
+    command.add_argument("--test", default="yes", metavar="yes|no", help="no: build and verify only")
 
     command = commands.add_parser("image", help="print the command that builds a cell's builder image")
     _cell_choice(command, "; the default of make wheel without it")

@@ -75,42 +75,48 @@ def _digits(arch: str) -> str:
     return arch.replace(".", "")
 
 
-def _check(arch: str, token: str, compiler: Compiler) -> None:
+def _check(arch: str, where: str, compiler: Compiler | None) -> None:
     base, suffix = arch.rstrip("af"), arch[-1] if arch[-1] in "af" else ""
+    if suffix == "a" and _key(base) < (9, 0, ""):
+        raise ArchListError(f"{where}: 'a' targets start at 9.0a")
+    if suffix == "f" and _key(base) < (10, 0, ""):
+        raise ArchListError(f"{where}: 'f' targets start at 10.0f")
+    if compiler is None:
+        return
     newest, oldest = compiler.architectures[-1], compiler.architectures[0]
     if base not in compiler.architectures:
         if _key(base) > _key(newest):
-            raise ArchListError(
-                f"{token!r} in TORCH_CUDA_ARCH_LIST is too new for {compiler}, whose newest is {newest}"
-            )
+            raise ArchListError(f"{where} is too new for {compiler}, whose newest is {newest}: leave it out")
         if _key(base) < _key(oldest):
-            raise ArchListError(
-                f"{token!r} in TORCH_CUDA_ARCH_LIST is too old for {compiler}, whose oldest is {oldest}"
-            )
+            raise ArchListError(f"{where} is too old for {compiler}, whose oldest is {oldest}: leave it out")
         known = ", ".join(compiler.architectures)
-        raise ArchListError(f"{token!r} in TORCH_CUDA_ARCH_LIST is none of the architectures of {compiler}: {known}")
+        raise ArchListError(f"{where} is none of the architectures of {compiler}: give some of {known}")
     version = tuple(map(int, compiler.version.split(".")[:2]))
-    if suffix == "a" and _key(base) < (9, 0, ""):
-        raise ArchListError(f"{token!r} in TORCH_CUDA_ARCH_LIST: 'a' targets start at 9.0a")
-    if suffix == "f" and _key(base) < (10, 0, ""):
-        raise ArchListError(f"{token!r} in TORCH_CUDA_ARCH_LIST: 'f' targets start at 10.0f")
     if suffix == "f" and version < (12, 9):
-        raise ArchListError(f"{token!r} in TORCH_CUDA_ARCH_LIST: 'f' targets need CUDA 12.9, this is {compiler}")
+        raise ArchListError(f"{where}: 'f' targets need CUDA 12.9, this is {compiler}")
 
 
-def parse(text: str, compiler: Compiler, default: str, native: Callable[[], Sequence[str]]) -> ArchList:
+def parse(
+    text: str,
+    compiler: Compiler | None,
+    default: str,
+    native: Callable[[], Sequence[str]],
+    source: str = "TORCH_CUDA_ARCH_LIST",
+) -> ArchList:
     """Reads `text`; "Common" and an empty list mean `default`. `native` returns this machine's GPUs ("9.0").
 
-    Raises ArchListError with the offending token.
+    Raises ArchListError with the offending token and `source`, the name of what holds it. Without a compiler only what
+    none takes is refused, and names stand for nothing.
     """
     cubins: dict[tuple[str, str], None] = {}
     ptx: dict[str, None] = {}
 
     def add(real: str, virtual: str, token: str, with_ptx: bool) -> None:
-        _check(real, token, compiler)
-        _check(virtual, token, compiler)
+        where = f"{token!r} in {source}"
+        _check(real, where, compiler)
+        _check(virtual, where, compiler)
         if _key(virtual) > _key(real):
-            raise ArchListError(f"{token!r} in TORCH_CUDA_ARCH_LIST: {real} cannot run code for {virtual}")
+            raise ArchListError(f"{where}: {real} cannot run code for {virtual}")
         cubins[real, virtual] = None
         if with_ptx:
             ptx[virtual] = None
@@ -126,7 +132,7 @@ def parse(text: str, compiler: Compiler, default: str, native: Callable[[], Sequ
         token = tokens.pop(0)
         name = token.removesuffix("+PTX")
         if name == "All":
-            add_group(compiler.architectures, token)
+            add_group(compiler.architectures if compiler else (), token)
         elif name == "Common":
             tokens[:0] = default.split(";")
         elif name in ("native", "Auto"):
@@ -136,8 +142,10 @@ def parse(text: str, compiler: Compiler, default: str, native: Callable[[], Sequ
             elif name == "Auto":
                 tokens[:0] = default.split(";")
             else:
-                raise ArchListError("'native' in TORCH_CUDA_ARCH_LIST needs a GPU, and this machine shows none")
+                raise ArchListError(f"'native' in {source} needs a GPU, and this machine shows none: give numbers")
         elif name in _NAMES:
+            if compiler is None:
+                continue
             choices = [[arch for arch in group if arch in compiler.architectures] for group in _NAMES[name]]
             known = [choice[0] for choice in choices if choice]
             # Nothing known: let the check say whether the name is too old or too new.
@@ -147,8 +155,9 @@ def parse(text: str, compiler: Compiler, default: str, native: Callable[[], Sequ
             add(number + suffix, virtual or number + suffix, token, with_ptx=token != name)
         else:
             raise ArchListError(
-                f"unknown {token!r} in TORCH_CUDA_ARCH_LIST: expected numbers such as 9.0, 9.0a or 9.0+PTX, a name "
-                f"({', '.join(_NAMES)}), All, Common, Auto or native, separated by ';' or spaces"
+                f"unknown {token!r} in {source}: expected numbers such as 9.0, 9.0a or 9.0+PTX, a name "
+                f"({', '.join(_NAMES)}), All, Common, Auto or native, separated by ';' or spaces; "
+                f'give for example {source}="8.0 9.0+PTX", or leave it out'
             )
     return ArchList(
         tuple(sorted(cubins, key=lambda pair: (_key(pair[0]), _key(pair[1])))), tuple(sorted(ptx, key=_key))

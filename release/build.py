@@ -12,6 +12,7 @@ from pathlib import Path
 from . import ROOT, WORK, metadata, provision, torch_info
 from .environments import Environment, log
 from .matrix import Cell
+from .options import Options
 from .preflight import Interpreter
 from .progress import StepError, run
 from .toolkit import Toolkit
@@ -46,9 +47,13 @@ def _only_wheel(folder: Path) -> Path:
     return wheels[0]
 
 
-def provide(cell: Cell, interpreter: Interpreter, tools: Environment, *, importable: bool) -> Parts:
+def provide(cell: Cell, options: Options, interpreter: Interpreter, tools: Environment, *, importable: bool) -> Parts:
+    kit = None
+    if cell.cuda:
+        kit = provision.cuda_compiler(cell.cuda, tools)
+        # Before the largest download.
+        options.check_archs(kit.compiler, cell.architectures)
     torch = provision.torch(cell, interpreter, importable=importable)
-    kit = provision.cuda_compiler(cell.cuda, tools) if cell.cuda else None
     return Parts(cell, interpreter, tools, torch, kit)
 
 

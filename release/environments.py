@@ -101,6 +101,20 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
+def _spec(spec: str, below: Environment | None) -> str:
+    return f"{spec}\n{below.path if below else ''}"
+
+
+def complete(path: Path, interpreter: Interpreter, spec: str, below: Environment | None = None) -> bool:
+    """Whether `create` has made this environment already."""
+    marker = path / ".complete"
+    return (
+        marker.is_file()
+        and marker.read_text(encoding="utf-8") == _spec(spec, below)
+        and Environment(path, interpreter.version).python.exists()
+    )
+
+
 def create(
     path: Path,
     interpreter: Interpreter,
@@ -113,11 +127,9 @@ def create(
 
     `below` is an environment whose packages are visible in this one, after its own; pip is one of them.
     """
-    spec = f"{spec}\n{below.path if below else ''}"
     environment = Environment(path, interpreter.version)
-    marker = path / ".complete"
     with locked(path):
-        if marker.is_file() and marker.read_text(encoding="utf-8") == spec and environment.python.exists():
+        if complete(path, interpreter, spec, below):
             return environment
         shutil.rmtree(path, ignore_errors=True)
         command = [str(interpreter.executable), "-m", "venv", *(["--without-pip"] if below else []), str(path)]
@@ -128,7 +140,7 @@ def create(
         if below:
             (environment.site_packages / "layered.pth").write_text(f"{below.site_packages}\n", encoding="utf-8")
         fill(environment)
-        marker.write_text(spec, encoding="utf-8")
+        (path / ".complete").write_text(_spec(spec, below), encoding="utf-8")
         return environment
 
 

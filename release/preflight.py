@@ -45,9 +45,9 @@ class Interpreter:
 def _ask(command: str) -> dict[str, object] | None:
     try:
         result = subprocess.run([command, "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
+        return dict(json.loads(result.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError):
         return None
-    return dict(json.loads(result.stdout))
 
 
 def interpreter(wanted: str | None) -> Interpreter:
@@ -79,7 +79,14 @@ def interpreter(wanted: str | None) -> Interpreter:
                 f"Fedora python{version}-devel"
             )
         return Interpreter(Path(str(facts["executable"])), version)
-    raise PreflightError(f"no working Python {wanted or ''} was found: give PYTHON=3.11 or PYTHON=/path/to/python")
+    if wanted is None:
+        raise PreflightError(f"{sys.executable} does not work: give another with PYTHON=3.11 or PYTHON=/path/to/python")
+    if patch := re.fullmatch(r"(\d+\.\d+)\.\S+", wanted):
+        raise PreflightError(f"PYTHON={wanted} is no minor version: give PYTHON={patch[1]}, or the path of that Python")
+    raise PreflightError(
+        f"PYTHON={wanted} is no working Python here: give the version of one that is installed, as in PYTHON=3.11, or "
+        "its path, as in PYTHON=/usr/bin/python3.11"
+    )
 
 
 def cxx_compiler() -> str:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from . import toolkit, torch_info
-from .environments import Environment, cache, create, locked, own_configuration, pip
+from .environments import Environment, cache, complete, create, locked, own_configuration, pip
 from .matrix import Cell, Cuda
 from .preflight import Interpreter
 from .progress import StepError, say
@@ -39,12 +39,24 @@ def torch_requirement(cell: Cell) -> list[str]:
     return [requirement, *(["--extra-index-url", index] if index else [])]
 
 
+def _torch_folder(cell: Cell, interpreter: Interpreter) -> Path:
+    return cache() / "torch" / f"{cell.torch.release}-{cell.cuda_label}-{interpreter.tag}"
+
+
+def has_torch(cell: Cell, interpreter: Interpreter) -> bool:
+    """Whether the cell's torch with its dependencies was fetched before."""
+    return complete(_torch_folder(cell, interpreter), interpreter, torch_requirement(cell)[0])
+
+
 def torch(cell: Cell, interpreter: Interpreter, *, importable: bool) -> Environment:
     """An environment that holds exactly the cell's torch; with its dependencies if it must be `importable`."""
-    label = cell.cuda.label if cell.cuda else "cpu"
+    label = cell.cuda_label
     requirement, *index = torch_requirement(cell)
+    # One that was fetched whole does for its headers too, and a build against it is not made again for the other.
+    importable = importable or has_torch(cell, interpreter)
     arguments = ["install", requirement, *(["numpy"] if importable else ["--no-deps"]), *index]
-    name = f"{cell.torch.release}-{label}-{interpreter.tag}" + ("" if importable else "-headers")
+    path = _torch_folder(cell, interpreter)
+    path = path if importable else path.with_name(f"{path.name}-headers")
 
     def fill(environment: Environment) -> None:
         what = f"installing {requirement}"
@@ -75,7 +87,7 @@ def torch(cell: Cell, interpreter: Interpreter, *, importable: bool) -> Environm
         if problem := mismatch(environment.site_packages, cell):
             raise StepError(f"pip installed {problem} where {requirement} for {label} was asked for")
 
-    return create(cache() / "torch" / name, interpreter, requirement, fill)
+    return create(path, interpreter, requirement, fill)
 
 
 def registry_packages(cuda: Cuda) -> str:
@@ -83,15 +95,17 @@ def registry_packages(cuda: Cuda) -> str:
     return f"cuda-toolkit[nvcc,cudart,cccl,crt,nvvm,nvrtc]=={cuda.toolkit}.*"
 
 
+def _fetched(cuda: Cuda) -> Path:
+    return cache() / "toolkit" / cuda.label
+
+
+def _fetched_nvcc(cuda: Cuda) -> Path:
+    return _fetched(cuda) / "nvidia" / f"cu{cuda.major}" / "bin" / "nvcc"
+
+
 def registry_toolkit(cuda: Cuda, environment: Environment) -> Path:
     """nvcc of exactly the matrix's minor from registry packages, in a folder of its own."""
-    if cuda.source != "registry":
-        raise StepError(
-            f"no nvcc {cuda.toolkit} was found, and CUDA {cuda.major} compilers are not in the package registry: "
-            f"install the CUDA {cuda.toolkit} toolkit from NVIDIA and set CUDA_HOME"
-        )
-    folder = cache() / "toolkit" / cuda.label
-    nvcc = folder / "nvidia" / f"cu{cuda.major}" / "bin" / "nvcc"
+    folder, nvcc = _fetched(cuda), _fetched_nvcc(cuda)
     marker = folder / ".complete"
     with locked(folder):
         if not marker.is_file():
@@ -105,12 +119,27 @@ def registry_toolkit(cuda: Cuda, environment: Environment) -> Path:
     return nvcc
 
 
+def local_compiler(cuda: Cuda) -> toolkit.Toolkit | None:
+    """An nvcc of the matrix's minor that is here: this machine's, or fetched before. None where it can be fetched.
+
+    Raises StepError where it can not.
+    """
+    located = toolkit.locate_nvcc()
+    if located is not None and (kit := toolkit.inspect(*located)).version == cuda.toolkit:
+        return kit
+    if (_fetched(cuda) / ".complete").is_file():
+        return toolkit.inspect(_fetched_nvcc(cuda), FETCHED)
+    if cuda.source != "registry":
+        raise StepError(
+            f"no nvcc {cuda.toolkit} was found, and CUDA {cuda.major} compilers are not in the package registry: "
+            f"install the CUDA {cuda.toolkit} toolkit from NVIDIA and set CUDA_HOME"
+        )
+    return None
+
+
 def cuda_compiler(cuda: Cuda, environment: Environment) -> toolkit.Toolkit:
     """An nvcc of the matrix's minor for this CUDA: this machine's, or fetched."""
-    located = toolkit.locate_nvcc()
-    if located is not None:
-        kit = toolkit.inspect(*located)
-        if kit.version == cuda.toolkit:
-            return kit
-        say(f"      {kit.compiler} at {kit.nvcc} (from {kit.reason}) is not CUDA {cuda.toolkit}")
-    return toolkit.inspect(registry_toolkit(cuda, environment), FETCHED)
+    kit = local_compiler(cuda) or toolkit.inspect(registry_toolkit(cuda, environment), FETCHED)
+    if kit.reason == FETCHED and (located := toolkit.locate_nvcc()) is not None:
+        say(f"      {located[0]} (from {located[1]}) is not of CUDA {cuda.toolkit}: using {kit.nvcc}")
+    return kit

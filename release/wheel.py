@@ -8,49 +8,48 @@ import os
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from . import ROOT, WORK, build, index, preflight, provision, toolkit, verify
 from .environments import Environment, cache, create, lint, linters, log, own_configuration, pip, tools
-from .matrix import Cell, Matrix, MatrixError, load, test_requirements
+from .matrix import Cell, Matrix, load, test_requirements
+from .options import OptionError, Options
+from .options import choose as choose_cell
 from .preflight import Interpreter
 from .progress import StepError, Steps, duration, run, say
 
 
-@dataclass(frozen=True)
-class Options:
-    torch: str | None = None
-    cuda: str | None = None
-    python: str | None = None
-    archs: str | None = None
-    test: bool = True
-    # What this machine's Python has: a default, not a demand.
-    torch_here: str | None = None
-    cuda_here: str | None = None
-
-
 def choose(data: Matrix, options: Options, interpreter: Interpreter) -> Cell:
-    """The cell that the options, the machine and the matrix lead to. Raises MatrixError for an impossible one."""
+    """The cell that the options, the machine and the matrix lead to. Raises OptionError for an impossible one."""
     torch, cuda = options.torch, options.cuda
     if torch is None and cuda in (None, options.cuda_here) and options.torch_here in data.torch:
         assert options.torch_here is not None
         if options.cuda_here in data.torch[options.torch_here].cuda:
             torch, cuda = options.torch_here, options.cuda_here
-    cell = data.cell(torch, cuda)
+    cell = choose_cell(data, torch, cuda)
     if interpreter.version not in cell.torch.python:
         first, last = cell.torch.python[0], cell.torch.python[-1]
-        raise MatrixError(
+        raise OptionError(
             f"torch {cell.torch.minor} is published for Python {first} to {last}, not for {interpreter.version}: "
             f"choose one with PYTHON={last}"
         )
     return cell
 
 
-def _check_machine(cell: Cell, *, full: bool) -> None:
+def check(options: Options, interpreter: Interpreter, *, compiler: bool = True) -> Cell:
+    """The cell, every option being checked as far as that needs nothing fetched; with `compiler`, for a build."""
+    cell = choose(load(), options, interpreter)
+    if compiler and cell.cuda:
+        kit = provision.local_compiler(cell.cuda)
+        options.check_archs(kit.compiler if kit else None, cell.architectures)
+    return cell
+
+
+def _check_machine(cell: Cell, interpreter: Interpreter, *, full: bool) -> None:
     compiler = preflight.check_cxx()
     if cell.cuda:
         preflight.check_gcc(compiler, cell.cuda.toolkit, cell.cuda.max_gcc)
+    full = full and not provision.has_torch(cell, interpreter)
     preflight.check_disk(cache(), preflight.FULL_DISK_GB if full else preflight.BUILD_DISK_GB)
 
 
@@ -114,14 +113,14 @@ def wheel(options: Options, interpreter: Interpreter) -> None:
     """Builds, repairs, verifies, publishes into dist/, installs and exercises one wheel."""
     started = time.monotonic()
     data = load()
-    cell = choose(data, options, interpreter)
-    _check_machine(cell, full=options.test)
+    cell = check(options, interpreter)
+    _check_machine(cell, interpreter, full=options.test)
     name = f"{cell.label}-{interpreter.tag}"
     steps = Steps(7 if options.test else 5)
 
     say(f"scaled-mask-softmax {data.version} for {_describe(cell, interpreter)}")
     steps.next("torch and compiler")
-    parts = build.provide(cell, interpreter, tools(interpreter), importable=options.test)
+    parts = build.provide(cell, options, interpreter, tools(interpreter), importable=options.test)
 
     steps.next("building")
     build_started = time.monotonic()
@@ -187,8 +186,8 @@ def test(options: Options, interpreter: Interpreter, arguments: list[str], *, sa
     With `sanitize` the C++ code is built with AddressSanitizer and UBSan, and the tests for that run on the CPU.
     """
     data = load()
-    cell = choose(data, options, interpreter)
-    _check_machine(cell, full=True)
+    cell = check(options, interpreter)
+    _check_machine(cell, interpreter, full=True)
     name = f"{cell.label}-{interpreter.tag}"
     archs = options.archs
     gpus = sorted(set(toolkit.local_gpus()))
@@ -199,7 +198,7 @@ def test(options: Options, interpreter: Interpreter, arguments: list[str], *, sa
     steps = Steps(4)
     say(f"scaled-mask-softmax {data.version} for {_describe(cell, interpreter)}")
     steps.next("torch and compiler")
-    parts = build.provide(cell, interpreter, tools(interpreter), importable=True)
+    parts = build.provide(cell, options, interpreter, tools(interpreter), importable=True)
     steps.next("test dependencies")
     packages = test_requirements()
 
