@@ -30,6 +30,7 @@ RECORD = {
     "platform": "linux_x86_64",
 }
 
+INDEX = "https://index.example"
 VARIABLES = (_build.INDEX_VARIABLE, _build.COMPOSITE_VARIABLE)
 
 
@@ -69,9 +70,10 @@ def distribution(site: Path, version: str) -> None:
 
 
 def run(arguments: list[str], site: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with `site` first on its path, and none of our environment variables but those given."""
+    """Run Python with `site` first on its path, and none of our environment variables but those given and an INDEX."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    environment[_build.INDEX_VARIABLE] = INDEX
     if site is not None:
         environment["PYTHONPATH"] = os.pathsep.join([str(site), *filter(None, [environment.get("PYTHONPATH")])])
     environment.update(variables)

@@ -17,7 +17,7 @@ from scaled_mask_softmax import _build
 
 VERSION = "1.0.0+cu130torch2.14"
 FIX = "pip install --force-reinstall --no-deps"
-CHANNELS = "https://scaled-mask-softmax.example/whl"
+CHANNELS = f"{stand_in.INDEX}/whl"
 
 
 def artefacts(folder: Path, module: bool = True) -> None:
@@ -26,10 +26,12 @@ def artefacts(folder: Path, module: bool = True) -> None:
         (folder / f"_C{importlib.machinery.EXTENSION_SUFFIXES[0]}").touch()
 
 
-def command(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def command(site: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command beside a stand-in, with nothing else installed: -S leaves site-packages out."""
     shutil.copytree(Path(stand_in.COMMAND), site / stand_in.COMMAND.name, dirs_exist_ok=True)
-    result = stand_in.run(["-S", "-W", "error", "-m", stand_in.COMMAND.name, *arguments], PYTHONPATH=str(site))
+    result = stand_in.run(
+        ["-S", "-W", "error", "-m", stand_in.COMMAND.name, *arguments], PYTHONPATH=str(site), **variables
+    )
     assert result.returncode in (0, 1, 2), result.stderr
     return result
 
@@ -134,6 +136,20 @@ def test_doctor_of_a_plain_wheel_where_there_is_no_native_one(tmp_path: Path) ->
     result = command(tmp_path, "doctor")
     assert result.returncode == 0
     assert "for native" not in lines(result)
+
+
+@pytest.mark.parametrize("record", [RECORD, None])
+def test_doctor_prints_no_command_for_an_index_that_does_not_exist(
+    record: dict[str, object] | None, tmp_path: Path
+) -> None:
+    stand_in.package(tmp_path, record)
+    stand_in.distribution(tmp_path, "1.0.0")
+    stand_in.torch(tmp_path, "2.15.0", "13.2")
+    result = command(tmp_path, "doctor", SCALED_MASK_SOFTMAX_INDEX="")
+    way = lines(result)["fix" if record else "for native"]
+    assert way.startswith("no public index exists yet: make wheel TORCH=2.15 CUDA=cu132 PYTHON=3.")
+    assert way.endswith("; or set SCALED_MASK_SOFTMAX_INDEX to an index that you have")
+    assert "--index-url" not in result.stdout
 
 
 @pytest.mark.parametrize("package", [True, False])

@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from release import index, torch_info
 from scaled_mask_softmax import _build
 
 FIX = "pip install --force-reinstall --no-deps"
-CHANNELS = "https://scaled-mask-softmax.example/whl"
+CHANNELS = f"{stand_in.INDEX}/whl"
 IMPORT = "import scaled_mask_softmax"
 
 VENDOR = "2.14.0a0+b4e4ee8.nv25.11"
@@ -149,6 +150,28 @@ def test_the_index_variable_moves_the_channels(tmp_path: Path) -> None:
     assert f'{FIX} --index-url file:///mirror/whl/cu130/torch2.13/ "' in text
 
 
+PYTHON = "{}.{}".format(*sys.version_info)
+
+
+@pytest.mark.parametrize(
+    ("facts", "way"),
+    [
+        (("2.13.0+cu130", "13.0"), f"make wheel TORCH=2.13 CUDA=cu130 PYTHON={PYTHON} in a clone, which ends with the"),
+        (("2.13.0", None), f"make wheel TORCH=2.13 CUDA=cpu PYTHON={PYTHON} in a clone, which ends with the"),
+        ((VENDOR, "13.0"), f"{FIX} --no-build-isolation . in a clone, beside that torch; or set SCALED_MASK_SOFTMAX_"),
+        (("2.13.0+rocm6.4", None, "6.4"), f"SCALED_MASK_SOFTMAX_PLAIN=1 {FIX} . in a clone; or set SCALED_MASK_SOFTM"),
+    ],
+)
+def test_while_there_is_no_index_a_refusal_says_how_to_build(
+    facts: tuple[str | None, ...], way: str, tmp_path: Path
+) -> None:
+    stand_in.package(tmp_path, {**RECORD, "torch": "2.12.1+cu130", "torch_minor": "2.12"})
+    stand_in.torch(tmp_path, *facts)
+    text = stand_in.import_error(IMPORT, tmp_path, SCALED_MASK_SOFTMAX_INDEX="")
+    assert f"  fix:       no public index exists yet: {way}" in text
+    assert "--index-url" not in text
+
+
 @pytest.mark.parametrize(
     ("built", "version", "cuda"),
     [
@@ -172,10 +195,13 @@ def test_a_build_without_cuda_fits_beside_any_cuda() -> None:
 
 @pytest.mark.parametrize("version", ["2.14.1+cu130", "2.15.0", "2.14.1+cpu", VENDOR, NIGHTLY, "2.13.0a0+git1A2b3c"])
 @pytest.mark.parametrize("cuda", ["13.0", "12.6", None])
-def test_the_command_names_what_the_build_publishes(version: str, cuda: str | None) -> None:
+def test_the_command_names_what_the_build_publishes(
+    version: str, cuda: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(_build.INDEX_VARIABLE, stand_in.INDEX)
     label = torch_info.TorchInfo(Path(), version, cuda).label
     channel = index.channel(f"scaled_mask_softmax-1.0.0+{label}-cp311-cp311-linux_x86_64.whl")
-    command = _build.install_command("1.0.0+anything", _build.TorchFacts(version, cuda, None, True))
+    command = _build.how_to_install("1.0.0+anything", _build.TorchFacts(version, cuda, None, True))
     assert command.endswith(f'/{channel}/ "scaled-mask-softmax==1.0.0+{label}"')
 
 
@@ -263,12 +289,13 @@ def test_another_cuda_runtime_is_refused(native: Path, tmp_path: Path) -> None:
     assert lines[3].endswith(f'+{label}"')
 
 
-def test_a_library_that_does_not_load_is_an_import_error(tmp_path: Path) -> None:
+def test_a_library_that_does_not_load_is_an_import_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_build.INDEX_VARIABLE, stand_in.INDEX)
     folder = stand_in.package(tmp_path, running_record())
     missing = stand_in.import_error(IMPORT, tmp_path)
     assert "its library cannot be loaded: " in missing
     assert f"{folder / _build.LIBRARY}: cannot open shared object file" in missing
-    assert _build.install_command(scaled_mask_softmax.__version__, _build.running_torch()) in missing
+    assert _build.how_to_install(scaled_mask_softmax.__version__, _build.running_torch()) in missing
     (folder / _build.LIBRARY).write_bytes(b"not a library")
     assert "file too short" in stand_in.import_error(IMPORT, tmp_path)
 

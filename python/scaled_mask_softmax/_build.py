@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 DISTRIBUTION = "scaled-mask-softmax"
 LIBRARY = "libscaled_mask_softmax.so"
 
-# Where the channels are, one index a (CUDA, torch) pair. A reserved name until the first release has an address: a
-# printed command must not point at a host of somebody else's.
-DEFAULT_INDEX = "https://scaled-mask-softmax.example"
+# Where the channels are, one index a (CUDA, torch) pair. Empty: there is no public one yet.
+DEFAULT_INDEX = ""
+_PIP = "pip install --force-reinstall --no-deps"
 INDEX_VARIABLE = "SCALED_MASK_SOFTMAX_INDEX"
 COMPOSITE_VARIABLE = "SCALED_MASK_SOFTMAX_ALLOW_COMPOSITE"
 
@@ -87,16 +87,33 @@ def public_version(version: str) -> str:
     return version.partition("+")[0]
 
 
-def install_command(version: str, torch_facts: TorchFacts) -> str:
-    """The command that installs this version for that torch: from its channel alone, or plain where there is none."""
-    pip = "pip install --force-reinstall --no-deps"
+def _how_to_build(torch_facts: TorchFacts) -> str:
+    """How a clone makes a build for that torch."""
+    python = "{}.{}".format(*sys.version_info)
+    if not torch_facts.has_channel:
+        command = f"SCALED_MASK_SOFTMAX_PLAIN=1 {_PIP} . in a clone"
+    elif is_release(torch_facts.version):
+        cell = f"TORCH={torch_facts.minor} CUDA={cuda_label(torch_facts.cuda)} PYTHON={python}"
+        command = f"make wheel {cell} in a clone, which ends with the command that installs it"
+    else:
+        command = f"{_PIP} --no-build-isolation . in a clone, beside that torch"
+    return f"no public index exists yet: {command}; or set {INDEX_VARIABLE} to an index that you have"
+
+
+def how_to_install(version: str, torch_facts: TorchFacts) -> str:
+    """The command that installs this version for that torch: from its channel alone, or plain where there is none.
+
+    Where no index is known, how to build instead.
+    """
+    index = (os.environ.get(INDEX_VARIABLE) or DEFAULT_INDEX).rstrip("/")
+    if not index:
+        return _how_to_build(torch_facts)
     public = public_version(version)
     if not torch_facts.has_channel:
-        return f'{pip} "{DISTRIBUTION}=={public}"'
+        return f'{_PIP} "{DISTRIBUTION}=={public}"'
     label = torch_facts.label
     cuda, _, torch_version = label.partition("torch")
-    index = (os.environ.get(INDEX_VARIABLE) or DEFAULT_INDEX).rstrip("/")
-    return f'{pip} --index-url {index}/whl/{cuda}/torch{torch_version}/ "{DISTRIBUTION}=={public}+{label}"'
+    return f'{_PIP} --index-url {index}/whl/{cuda}/torch{torch_version}/ "{DISTRIBUTION}=={public}+{label}"'
 
 
 def native_exists(torch_facts: TorchFacts) -> bool:
@@ -158,7 +175,7 @@ def misfit(record: Mapping[str, Any], torch_facts: TorchFacts, problem: str, rem
         f"scaled_mask_softmax {record['version']}: {problem}\n"
         f"  built for: {built_for(record)}\n"
         f"  found:     {found(torch_facts)}\n"
-        f"  fix:       {remedy or install_command(record['version'], torch_facts)}\n"
+        f"  fix:       {remedy or how_to_install(record['version'], torch_facts)}\n"
         f"  or set {COMPOSITE_VARIABLE}=1 to run on plain torch operators instead"
     )
 
@@ -247,7 +264,7 @@ def _load_native(record: Mapping[str, Any], library: Path) -> ModuleType:
     built_major = _cuda_major(record["cuda"])
     if built_major is not None and (major := _runtime_major(library)) != built_major:
         problem = f"the CUDA runtime in this process is {major}, this build is for {built_major}."
-        remedy = f"keep other CUDA libraries out of LD_LIBRARY_PATH, or {install_command(record['version'], facts)}"
+        remedy = f"keep other CUDA libraries out of LD_LIBRARY_PATH, or {how_to_install(record['version'], facts)}"
         raise ImportError(misfit(record, facts, problem, remedy))
     try:
         return importlib.import_module(f"{__package__}._C")
@@ -271,7 +288,7 @@ def load() -> bool:
         if native_exists(facts := running_torch()):
             _plain_warning = (
                 "scaled_mask_softmax: this is the plain wheel, which runs CUDA tensors on plain torch operators. For "
-                f"the native kernels: {install_command(version(None), facts)}"
+                f"the native kernels: {how_to_install(version(None), facts)}"
             )
         return False
     try:

@@ -135,11 +135,11 @@ def examine() -> int:
     build = package.build
     # Every torch since 2.7 has the C++11 ABI; its files don't say, so importing the package is what checks it.
     facts = build.TorchFacts(constants["__version__"], constants.get("cuda"), constants.get("hip"))
-    command = build.install_command(package.version, facts)
+    way = build.how_to_install(package.version, facts)
     if package.record is None:
         _say("verdict", "works, on plain torch operators")
         if build.native_exists(facts):
-            _say("for native", command)
+            _say("for native", way)
         return FITS
     problems = build.differences(package.record, facts)
     if problems:
@@ -149,5 +149,5 @@ def examine() -> int:
     else:
         _say("verdict", "fits")
         return FITS
-    _say("fix", command)
+    _say("fix", way)
     return MISFIT
