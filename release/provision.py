@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import toolkit, torch_info
 from .environments import Environment, cache, complete, create, locked, own_configuration, pip
-from .matrix import Cell, Cuda
+from .matrix import Cell, Cuda, load
 from .preflight import Interpreter
 from .progress import StepError, say
 from .torch_info import cuda_label
@@ -79,8 +79,8 @@ def torch(cell: Cell, interpreter: Interpreter, *, importable: bool) -> Environm
                 ""
                 if index or label == cell.torch.default
                 else (
-                    f": torch {cell.torch.minor} for {label} is not in the ordinary registry, so set TORCH_INDEX to "
-                    "torch's own channel for it"
+                    f": torch {cell.torch.minor} for {label} is not in the ordinary registry, so set "
+                    f"TORCH_INDEX={load().torch_index(cell)}, torch's own channel for it"
                 )
             )
             raise StepError(f"{error}{hint}") from None

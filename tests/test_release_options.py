@@ -148,6 +148,19 @@ def test_headers_come_from_the_whole_torch_where_that_was_fetched(nothing_here, 
     assert made == [f"{path.name}-headers", path.name]
 
 
+def test_where_a_torch_outside_the_registry_is_found_is_said(nothing_here, monkeypatch):
+    def fails(environment, arguments, **more):
+        if arguments[0] == "install":
+            raise StepError("pip found none")
+
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    monkeypatch.setattr(provision, "pip", fails)
+    monkeypatch.setattr(provision, "create", lambda path, interpreter, spec, fill: fill(None))
+    cell = matrix.load().cell("2.14", "cu126", "x86_64")
+    with pytest.raises(StepError, match=r"so set TORCH_INDEX=https://\S+/cu126, torch's own channel"):
+        provision.torch(cell, PYTHON, importable=False)
+
+
 def test_a_torch_that_was_fetched_needs_no_room_again(monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(preflight, "check_disk", lambda folder, gigabytes: asked.append(gigabytes))
