@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def _line(line: str) -> bool:
     )
 
 
+def source_date_epoch() -> str:
+    """The time that files in a wheel carry: the commit's, so that building it again gives the same bytes."""
+    if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        return given
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    # A source distribution has no commit; its wheels carry the oldest time that they can.
+    return done.stdout.strip() if done.returncode == 0 else "315532800"
+
+
 def _only_wheel(folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
@@ -70,6 +81,7 @@ def native(parts: Parts, architectures: str | None, folder: Path, *, sanitize: b
     if architectures is not None:
         env["TORCH_CUDA_ARCH_LIST"] = architectures
     name = f"{parts.cell.label}-{parts.interpreter.tag}{'-sanitize' if sanitize else ''}"
+    env["SOURCE_DATE_EPOCH"] = source_date_epoch()
     settings = {"build-dir": str(WORK / name)}
     if sanitize:
         settings.update({"cmake.define.SMS_SANITIZE": "ON", "install.strip": "false"})
@@ -111,6 +123,7 @@ def auditwheel(environment: Environment, wheel: Path, folder: Path, platform: st
     excludes = [argument for name in brought for argument in ("--exclude", name)]
     tag = ["--plat", platform, "--only-plat"] if platform else ["--plat", "auto"]
     env = {**os.environ, "PATH": f"{environment.path / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
+    env["SOURCE_DATE_EPOCH"] = source_date_epoch()
     run(
         [environment.python, "-m", "auditwheel", "repair", *tag, *excludes, "-w", folder, wheel],
         what="auditwheel",

@@ -1,4 +1,7 @@
-"""The build record: what was built, as plain Python data that the package checks before it loads the library."""
+"""The build record: what was built, as plain Python data that the package checks before it loads the library.
+
+The bill of materials is made from it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from . import fatbin
+from . import fatbin, sbom
 
 
 class RecordError(RuntimeError):
@@ -49,6 +52,9 @@ def write(library: Path, facts_file: Path, host_compiler: str, output: Path) -> 
     output.write_text(
         f'"""What this build was made of and for. Written by the build."""\n\nBUILD = {{\n{lines}}}\n', "utf-8"
     )
+    import pybind11
+
+    output.with_name(sbom.FILE).write_text(sbom.text(record, pybind11.__version__), "utf-8")
     print(f"architectures {', '.join(record['architectures']) or 'none'}; PTX {', '.join(record['ptx']) or 'none'}")
 
 

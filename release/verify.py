@@ -1,8 +1,9 @@
-"""Checks a wheel before anyone installs it. Raises VerifyError with the first thing that is wrong."""
+"""Checks a wheel before anyone installs it, gate by gate. Raises VerifyError with the first thing that is wrong."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import csv
 import hashlib
 import importlib.resources
@@ -11,13 +12,13 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from . import fatbin, matrix, record, torch_info, wheel_file
+from . import ROOT, fatbin, matrix, record, sbom, symbols, torch_info, wheel_file
 from .preflight import cxx_compiler
 from .wheel_file import WheelFile, WheelFileError
 
@@ -25,12 +26,14 @@ PACKAGE = wheel_file.NAME
 LIBRARY = f"{PACKAGE}/lib{PACKAGE}.so"
 MODULE = f"{PACKAGE}/_C.*.so"
 
-# What a library of ours may ask for beside the manylinux libraries: torch's own, its CUDA runtime, and ours.
-_BROUGHT = ("libtorch*.so", "libc10*.so", "libcudart.so.*", f"lib{PACKAGE}.so")
+# What a library of ours may ask for beside what `_brought` says: the C and C++ libraries of every Linux.
+_SYSTEM = {
+    f"lib{name}" for name in ("stdc++.so.6", "gcc_s.so.1", "c.so.6", "m.so.6", "dl.so.2", "pthread.so.0", "rt.so.1")
+}
 
 
 class VerifyError(ValueError):
-    """A wheel is not what it says."""
+    """A wheel is not what it says. The text begins with the gate that it did not pass."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Report:
     ptx: list[str]
     kernels: int  # in each architecture
     tag: str
+    gates: tuple[str, ...]  # what it passed
 
 
 def _require(condition: object, message: str) -> None:
@@ -103,12 +107,69 @@ def _machine(platform: str) -> str:
     return match[1]
 
 
-def _check_elf(name: str, data: bytes, platform: str) -> None:
-    """RPATH is relative, nothing else than promised is needed, and the manylinux tag is true."""
-    from elftools.common.exceptions import ELFError
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.gnuversions import GNUVerNeedSection
+class _Library:
+    """One of the wheel's libraries, opened."""
 
+    def __init__(self, name: str, data: bytes) -> None:
+        from elftools.common.exceptions import ELFError
+        from elftools.elf.elffile import ELFFile
+
+        self.name, self.data = name, data
+        try:
+            self.elf: Any = ELFFile(io.BytesIO(data))
+        except ELFError:
+            raise VerifyError(f"{name} is no shared library") from None
+        section: Any = self.elf.get_section_by_name(".dynamic")
+        _require(section, f"{name} is no shared library")
+        self._dynamic = list(section.iter_tags())
+
+    @property
+    def needed(self) -> set[str]:
+        return {tag.needed for tag in self._dynamic if tag.entry.d_tag == "DT_NEEDED"}
+
+    @property
+    def search_path(self) -> list[str]:
+        found = []
+        for tag in self._dynamic:
+            if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
+                found += (tag.runpath if tag.entry.d_tag == "DT_RUNPATH" else tag.rpath).split(":")
+        return found
+
+    @property
+    def versions(self) -> Iterator[tuple[str, str]]:
+        """Each library that a version of a symbol is asked of, and that version: "libc.so.6", "GLIBC_2.14"."""
+        from elftools.elf.gnuversions import GNUVerNeedSection
+
+        for section in self.elf.iter_sections():
+            if isinstance(section, GNUVerNeedSection):
+                for source, versions in section.iter_versions():
+                    yield from ((str(source.name), str(version.name)) for version in versions)
+
+
+def _check_needed(library: _Library, build: dict[str, Any]) -> None:
+    """It asks for exactly what its cell brings, and beside that only for what every Linux has."""
+    if library.name == LIBRARY:
+        brought = {"libc10.so", "libtorch_cpu.so"}
+        if build["cuda"] is not None:
+            brought |= {"libc10_cuda.so", f"libcudart.so.{build['cuda'].split('.')[0]}"}
+    else:
+        brought = {Path(LIBRARY).name}
+    needed = library.needed
+    _require("libstdc++.so.6" in needed, f"{library.name} holds a C++ library of its own, which crashes beside torch's")
+    loader = {name for name in needed if re.fullmatch(r"ld-linux-[a-z0-9-]+\.so\.\d", name)}
+    for name in sorted(needed - brought - _SYSTEM - loader):
+        raise VerifyError(f"{library.name} needs {name}, which nobody brings")
+    for name in sorted(brought - needed):
+        raise VerifyError(f"{library.name} does not ask for {name}, whose symbols it uses")
+
+
+def _check_search_path(library: _Library) -> None:
+    for entry in library.search_path:
+        _require(entry == "$ORIGIN" or entry.startswith("$ORIGIN/"), f"{library.name}: RPATH {entry!r} is not relative")
+
+
+def _check_platform(library: _Library, platform: str) -> None:
+    """The platform tag is true: the machine, and no symbol newer than the tag's C and C++ libraries."""
     policies = json.loads(importlib.resources.files("auditwheel.policy").joinpath("manylinux-policy.json").read_text())
     machine = _machine(platform)
     manylinux = platform.split(".")[-1].removesuffix(f"_{machine}")
@@ -116,35 +177,47 @@ def _check_elf(name: str, data: bytes, platform: str) -> None:
     _require(policy and machine in policy["symbol_versions"], f"no {manylinux} for {machine} is known")
     assert policy is not None
     allowed = policy["symbol_versions"][machine]
+    built_for = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}.get(library.elf["e_machine"])
+    _require(built_for == machine, f"{library.name} is of {library.elf['e_machine']}, the tag says {machine}")
+    for source, version in library.versions:
+        family, _, number = version.partition("_")
+        if source in policy["lib_whitelist"] and family in allowed and number not in allowed[family]:
+            raise VerifyError(f"{library.name} needs {version} of {source}: {platform} is not true")
 
-    try:
-        elf: Any = ELFFile(io.BytesIO(data))
-    except ELFError:
-        raise VerifyError(f"{name} is no shared library") from None
-    built_for = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}.get(elf["e_machine"])
-    _require(built_for == machine, f"{name} is of {elf['e_machine']}, the tag says {machine}")
-    section = elf.get_section_by_name(".dynamic")
-    _require(section, f"{name} is no shared library")
-    dynamic = list(section.iter_tags())
-    needed = [tag.needed for tag in dynamic if tag.entry.d_tag == "DT_NEEDED"]
-    _require("libstdc++.so.6" in needed, f"{name} holds a C++ library of its own, which crashes beside torch's")
-    for tag in dynamic:
-        if tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
-            value = tag.runpath if tag.entry.d_tag == "DT_RUNPATH" else tag.rpath
-            for entry in value.split(":"):
-                _require(entry == "$ORIGIN" or entry.startswith("$ORIGIN/"), f"{name}: RPATH {entry!r} is not relative")
-    for library in needed:
-        known = library in policy["lib_whitelist"] or any(fnmatchcase(library, glob) for glob in _BROUGHT)
-        loader = re.fullmatch(r"ld-linux-[a-z0-9-]+\.so\.\d", library)
-        _require(known or loader, f"{name} needs {library}, which nobody brings")
-    for section in elf.iter_sections():
-        if not isinstance(section, GNUVerNeedSection):
-            continue
-        for source, versions in section.iter_versions():
-            for version in versions:
-                family, _, number = version.name.partition("_")
-                if source.name in policy["lib_whitelist"] and family in allowed and number not in allowed[family]:
-                    raise VerifyError(f"{name} needs {version.name} of {source.name}: {platform} is not true")
+
+def _check_stripped(library: _Library) -> None:
+    for section in library.elf.iter_sections():
+        kept = section.name == ".symtab" or section.name.startswith(".debug")
+        _require(not kept, f"{library.name} is not stripped: it holds {section.name}")
+
+
+def _check_symbols(library: _Library, wheel: WheelFile, torches: Sequence[Path]) -> None:
+    """What the library asks torch for is there in each of these torch folders; what `_C` asks for, in the library."""
+    asked = symbols.undefined(library.data)
+    if library.name == LIBRARY:
+        for torch in torches:
+            libraries = sorted(torch.glob("lib/*.so*"))
+            _require(libraries, f"{torch} holds no libraries")
+            if absent := sorted(symbols.missing(asked, libraries)):
+                version = torch_info.read(torch).version
+                raise VerifyError(f"torch {version} lacks {len(absent)} symbols, the first {absent[0].decode()}")
+    else:
+        ours = {name for name in asked if not name.startswith((b"Py", b"_Py"))}
+        if absent := sorted(ours - symbols.defined(wheel.files[LIBRARY])):
+            raise VerifyError(f"nobody defines {absent[0].decode()}, which {library.name} asks for")
+
+
+def _check_licence(wheel: WheelFile) -> None:
+    path = wheel_file.in_info(wheel.files, "licenses/LICENSE")
+    _require(wheel.files[path] == (ROOT / "LICENSE").read_bytes(), f"{path} is not the project's")
+    licence = wheel.field("License-Expression")
+    _require(licence == "BSD-3-Clause", f"License-Expression is {licence or 'missing'}")
+
+
+def _check_bill(wheel: WheelFile, build: dict[str, Any]) -> None:
+    path = wheel_file.in_info(wheel.files, f"sboms/{sbom.FILE}")
+    if problem := sbom.problem(wheel.files[path].decode("utf-8", "replace"), build):
+        raise VerifyError(f"{path}: {problem}")
 
 
 def policy_kernels() -> list[str]:
@@ -159,66 +232,117 @@ def policy_kernels() -> list[str]:
 
 
 def check_kernels(present: dict[str, set[str]], wanted: Iterable[str]) -> None:
-    """Every wanted kernel is in the cubins of every architecture."""
-    wanted = list(wanted)
+    """The cubins of every architecture hold every wanted kernel and no other."""
+    prefixes = tuple(wanted)
     for arch, names in present.items():
-        missing = [prefix for prefix in wanted if not any(name.startswith(prefix) for name in names)]
+        missing = [prefix for prefix in prefixes if not any(name.startswith(prefix) for name in names)]
         _require(not missing, f"no cubin for {arch} of {len(missing)} kernels, the first {missing[:1]}")
+        more = sorted(name for name in names if not name.startswith(prefixes))
+        _require(not more, f"the policy never chooses {len(more)} kernels of {arch}, the first {more[:1]}")
 
 
-def _verify(path: Path, cuobjdump: Path | None, complete: bool) -> Report:
-    data = matrix.load()
-    wheel = wheel_file.read(path)
-    size = path.stat().st_size
-    _require(size <= data.max_wheel_size << 20, f"{size / 2**20:.1f} MiB is more than {data.max_wheel_size} MiB")
-    _require(not wheel.is_plain, "this is a plain wheel, and only native ones are verified: give one built for a torch")
-    _check_record_file(wheel.files)
-    build = _read_record(wheel.files)
-    all_requires = [str(value) for value in wheel.message.get_all("Requires-Dist") or []]
-    _require(not any("+" in value for value in all_requires), f"a '+' in Requires-Dist: {all_requires}")
-    _check_names(wheel, build, [value for value in all_requires if "extra ==" not in value])
-    platform = wheel.tags[2]
+class _Gates:
+    """Runs the checks under their gates' names, and remembers which were passed."""
 
-    libraries = [name for name in wheel.files if re.search(r"\.so(\.|$)", name)]
-    modules = [name for name in libraries if fnmatchcase(name, MODULE)]
-    _require(
-        len(modules) == 1 and sorted(libraries) == sorted([LIBRARY, *modules]),
-        f"exactly {LIBRARY} and {MODULE} are expected inside, found {', '.join(libraries)}",
-    )
-    for name in libraries:
-        _check_elf(name, wheel.files[name], platform)
+    def __init__(self, wheel: Path) -> None:
+        self._wheel = wheel
+        self.passed: list[str] = []
 
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except WheelFileError as error:
+            text = str(error).removeprefix(f"{self._wheel}: ")
+            raise VerifyError(f"{self._wheel}: {name}: {text}") from None
+        except (VerifyError, fatbin.FatbinError, record.RecordError) as error:
+            raise VerifyError(f"{self._wheel}: {name}: {error}") from None
+        self.passed.append(name)
+
+
+def _check_code(wheel: WheelFile, build: dict[str, Any], cuobjdump: Path | None, gate: _Gates) -> int:
+    """GPU code is what the build record says, with every kernel of the policy. Returns how many those are."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, Path(LIBRARY).name)
         library.write_bytes(wheel.files[LIBRARY])
-        entries = fatbin.read(library)
-        architectures, ptx = fatbin.architectures(entries), fatbin.ptx(entries)
-        _require(
-            build["architectures"] == architectures and build["ptx"] == ptx,
-            f"the build record says {build['architectures']} and PTX {build['ptx']}, the library holds "
-            f"{architectures} and PTX {ptx}",
-        )
-        _require(bool(architectures) == (build["cuda"] is not None), f"CUDA {build['cuda']}: {architectures}")
-        wanted: list[str] = []
-        if architectures:
+        with gate("architectures"):
+            entries = fatbin.read(library)
+            architectures, ptx = fatbin.architectures(entries), fatbin.ptx(entries)
+            _require(
+                build["architectures"] == architectures and build["ptx"] == ptx,
+                f"the build record says {build['architectures']} and PTX {build['ptx']}, the library holds "
+                f"{architectures} and PTX {ptx}",
+            )
+            _require(bool(architectures) == (build["cuda"] is not None), f"CUDA {build['cuda']}: {architectures}")
+        with gate("kernels"):
+            if not architectures:
+                return 0
             wanted = policy_kernels()
             check_kernels(fatbin.kernels(entries, library, cuobjdump), wanted)
-    if complete and build["cuda"] is not None:
-        label, machine = torch_info.cuda_label(build["cuda"]), _machine(platform)
-        _require(label in data.cuda and machine in data.platforms, f"the matrix has no {label} for {machine}")
-        expected = data.cuda[label].architectures[machine].removesuffix("+PTX").split(";")
-        _require(architectures == expected, f"architectures {architectures}, the matrix has {expected}")
-    return Report(path, wheel.version, size, architectures, ptx, len(wanted), platform)
+            return len(wanted)
 
 
-def verify(wheel: Path, *, cuobjdump: Path | None = None, complete: bool = False) -> Report:
+def _check_matrix(build: dict[str, Any], platform: str) -> None:
+    """The GPU code is for the architectures of the matrix, and its PTX for the newest."""
+    if build["cuda"] is None:
+        return
+    data, label, machine = matrix.load(), torch_info.cuda_label(build["cuda"]), _machine(platform)
+    _require(label in data.cuda and machine in data.platforms, f"the matrix has no {label} for {machine}")
+    expected = data.cuda[label].architectures[machine].removesuffix("+PTX").split(";")
+    _require(build["architectures"] == expected, f"architectures {build['architectures']}, the matrix has {expected}")
+    _require(build["ptx"] == expected[-1:], f"PTX for {build['ptx']}, the matrix has {expected[-1:]}")
+
+
+def verify(
+    wheel: Path, *, cuobjdump: Path | None = None, complete: bool = False, torches: Sequence[Path] = ()
+) -> Report:
     """Verifies a native wheel; `complete` also that it serves the architectures of the matrix.
 
-    Raises VerifyError, naming the wheel.
+    `torches` are torch folders that must have every symbol that the wheel asks torch for. Raises VerifyError, naming
+    the wheel and the gate.
     """
-    try:
-        return _verify(wheel, cuobjdump, complete)
-    except WheelFileError as error:
-        raise VerifyError(str(error)) from None
-    except (VerifyError, fatbin.FatbinError, record.RecordError) as error:
-        raise VerifyError(f"{wheel}: {error}") from None
+    path, gate = wheel, _Gates(wheel)
+    with gate("wheel"):
+        read = wheel_file.read(path)
+        _require(
+            not read.is_plain, "this is a plain wheel, and only native ones are verified: give one built for a torch"
+        )
+    with gate("size"):
+        size, budget = path.stat().st_size, matrix.load().max_wheel_size
+        _require(size <= budget << 20, f"{size / 2**20:.1f} MiB is more than {budget} MiB")
+    with gate("RECORD"):
+        _check_record_file(read.files)
+    with gate("names"):
+        build = _read_record(read.files)
+        platform = read.tags[2]
+        requires = [str(value) for value in read.message.get_all("Requires-Dist") or []]
+        _require(not any("+" in value for value in requires), f"a '+' in Requires-Dist: {requires}")
+        _check_names(read, build, [value for value in requires if "extra ==" not in value])
+    with gate("contents"):
+        names = [name for name in read.files if re.search(r"\.so(\.|$)", name)]
+        modules = [name for name in names if fnmatchcase(name, MODULE)]
+        _require(
+            len(modules) == 1 and sorted(names) == sorted([LIBRARY, *modules]),
+            f"exactly {LIBRARY} and {MODULE} are expected inside, found {', '.join(names)}",
+        )
+        libraries = [_Library(name, read.files[name]) for name in names]
+    checks: dict[str, Callable[[_Library], None]] = {
+        "needed": lambda library: _check_needed(library, build),
+        "search path": _check_search_path,
+        "platform": lambda library: _check_platform(library, platform),
+        "stripped": _check_stripped,
+        "symbols": lambda library: _check_symbols(library, read, torches),
+    }
+    for name, check in checks.items():
+        with gate(name):
+            for library in libraries:
+                check(library)
+    kernels = _check_code(read, build, cuobjdump, gate)
+    if complete:
+        with gate("matrix"):
+            _check_matrix(build, platform)
+    with gate("licence"):
+        _check_licence(read)
+    with gate("bill of materials"):
+        _check_bill(read, build)
+    return Report(path, read.version, size, build["architectures"], build["ptx"], kernels, platform, tuple(gate.passed))

@@ -131,10 +131,15 @@ def wheel(options: Options, interpreter: Interpreter) -> None:
     repaired = build.repair(parts, raw, WORK / "wheels" / name / "repaired")
 
     steps.next("verifying")
-    report = verify.verify(repaired, cuobjdump=_cuobjdump(parts), complete=options.archs is None)
+    report = verify.verify(
+        repaired,
+        cuobjdump=_cuobjdump(parts),
+        complete=options.archs is None,
+        torches=[parts.torch.site_packages / "torch"],
+    )
 
     steps.next("writing the channel")
-    (channel,) = index.write(ROOT / "dist", [repaired])
+    (channel,) = index.write(ROOT / "dist", [repaired], may_replace=True)
     published = channel / index.PROJECT / repaired.name
 
     rows = [

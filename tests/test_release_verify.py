@@ -1,4 +1,4 @@
-"""A good wheel passes verification; each way to be wrong is named."""
+"""A good wheel passes verification; a damaged one fails at the gate for its damage, which is named."""
 
 import base64
 import dataclasses
@@ -10,7 +10,7 @@ import zipfile
 
 import pytest
 
-from release import ROOT, fatbin, preflight, verify
+from release import ROOT, fatbin, matrix, preflight, sbom, verify
 from release.verify import VerifyError
 
 MACHINE = os.uname().machine
@@ -22,6 +22,8 @@ BUILD = {
     "torch": "2.14.1+cpu",
     "torch_minor": "2.14",
     "cuda": None,
+    "cuda_compiler": None,
+    "host_compiler": "GNU 14.2.1",
     "architectures": [],
     "ptx": [],
     "python": "3.11",
@@ -29,7 +31,7 @@ BUILD = {
 
 
 def link(source, target, *options):
-    """Compiles a shared library that needs the shared C++ library, unless an option says otherwise."""
+    """Compiles a stripped shared library that needs the shared C++ library, unless an option says otherwise."""
     compiler = preflight.cxx_compiler().split()
     found = subprocess.run(
         [*compiler, "-print-file-name=libstdc++.so"], capture_output=True, text=True, check=True
@@ -37,22 +39,54 @@ def link(source, target, *options):
     if found == "libstdc++.so" and "-static-libstdc++" not in options:
         # As cmake/SharedStdcxx.cmake: this compiler has only a static one beside it.
         options += ("-l:libstdc++.so.6",)
-    subprocess.run([*compiler, "-shared", "-fPIC", "-Wl,--no-as-needed", "-o", target, source, *options], check=True)
+    strip = [] if "-g" in options else ["-s"]
+    subprocess.run(
+        [*compiler, "-shared", "-fPIC", "-Wl,--no-as-needed", *strip, "-o", target, source, *options], check=True
+    )
+
+
+LICENSE = (ROOT / "LICENSE").read_bytes()
+ANSWER = 'extern "C" int answer() { return 42; }'
 
 
 @pytest.fixture(scope="session")
-def compile_library(tmp_path_factory):
+def stubs(tmp_path_factory):
+    """Libraries with the names of torch's, CUDA's and ours."""
+    folder = tmp_path_factory.mktemp("stubs")
+    source = folder / "stub.cpp"
+    for name, code in {
+        "libc10.so": 'extern "C" int c10() { return 1; }',
+        "libtorch_cpu.so": "",
+        "libc10_cuda.so": "",
+        "libcudart.so.13": "",
+        "libforeign.so.3": "",
+        "libscaled_mask_softmax.so": ANSWER,
+    }.items():
+        source.write_text(code)
+        link(source, folder / name, f"-Wl,-soname,{name}")
+    return folder
+
+
+CPU = ("-l:libc10.so", "-l:libtorch_cpu.so")
+CUDA = (*CPU, "-l:libc10_cuda.so", "-l:libcudart.so.13")
+MATRIX = matrix.load().cuda["cu130"].architectures[MACHINE].removesuffix("+PTX").split(";")
+MODULE_NEEDS = ("-l:libscaled_mask_softmax.so",)
+
+
+@pytest.fixture(scope="session")
+def compile_library(tmp_path_factory, stubs):
     """Compiles a shared library from source text with linker options; returns its bytes."""
     folder = tmp_path_factory.mktemp("libraries")
     cache = {}
 
-    def build(code='extern "C" int answer() { return 42; }', *options):
-        if (code, options) not in cache:
+    def build(code=ANSWER, *options, needs=CPU):
+        key = code, options, needs
+        if key not in cache:
             source, target = folder / f"{len(cache)}.cpp", folder / f"{len(cache)}.so"
             source.write_text(code)
-            link(source, target, *options)
-            cache[code, options] = target.read_bytes()
-        return cache[code, options]
+            link(source, target, f"-L{stubs}", *needs, *options)
+            cache[key] = target.read_bytes()
+        return cache[key]
 
     return build
 
@@ -72,20 +106,29 @@ def make(tmp_path, compile_library):
         build=None,
         record=b"",
         library=None,
+        module=None,
+        licence=LICENSE,
+        expression="BSD-3-Clause",
+        bill=None,
         extra=None,
         forge_record=False,
     ):
         info = f"{PACKAGE}-{version}.dist-info"
         metadata = f"Metadata-Version: 2.4\nName: scaled-mask-softmax\nVersion: {version}\n"
+        metadata += f"License-Expression: {expression}\n" if expression else ""
         metadata += "".join(f"Requires-Dist: {value}\n" for value in requires)
+        values = {**BUILD, "version": version} | (build or {})
         files = {
             f"{PACKAGE}/__init__.py": b"",
-            f"{PACKAGE}/_build_record.py": f"BUILD = { ({**BUILD, 'version': version} | (build or {}))!r}\n".encode(),
-            LIBRARY: library or compile_library(),
-            MODULE: compile_library(),
+            f"{PACKAGE}/_build_record.py": f"BUILD = {values!r}\n".encode(),
+            LIBRARY: library or compile_library(needs=CUDA if values["cuda"] else CPU),
+            MODULE: module or compile_library(needs=MODULE_NEEDS),
             f"{info}/METADATA": metadata.encode(),
+            f"{info}/licenses/LICENSE": licence,
+            f"{info}/sboms/{sbom.FILE}": sbom.text(values, "3.0.1").encode() if bill is None else bill,
             **(extra or {}),
         }
+        files = {name: data for name, data in files.items() if data is not None}
         if record is None:
             del files[f"{PACKAGE}/_build_record.py"]
         elif record:
@@ -104,37 +147,107 @@ def make(tmp_path, compile_library):
     return build
 
 
+GATES = (
+    *("wheel", "size", "RECORD", "names", "contents", "needed", "search path", "platform", "stripped", "symbols"),
+    *("architectures", "kernels", "licence", "bill of materials"),
+)
+
+
 def test_a_right_wheel(make):
     report = verify.verify(make())
     assert report.version == "1.0.0+cputorch2.14"
     assert report.architectures == []
+    assert report.gates == GATES
+    assert verify.verify(make(), complete=True).gates == (*GATES[:-2], "matrix", *GATES[-2:])
+
+
+def refused(wheel, gate, message, **options):
+    with pytest.raises(VerifyError, match=message) as caught:
+        verify.verify(wheel, **options)
+    assert str(caught.value).startswith(f"{wheel}: {gate}: ")
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("gate", "changes", "message"),
     [
-        ({"file_version": "1.0.1+cputorch2.14"}, r"the file name says 1\.0\.1\+cputorch2\.14, METADATA 1\.0\.0"),
-        ({"build": {"version": "1.0.1+cputorch2.14"}}, r"the build record says 1\.0\.1"),
-        ({"version": "1.0.0+cputorch2.13"}, r"label cputorch2\.13 is not cputorch2\.14"),
-        ({"version": "1.0.0"}, r"label  is not cputorch2\.14"),
-        ({"version": "1.0.0+CPUtorch2.14"}, "is not lower case"),
-        ({"build": {"torch": "2.13.0+cpu"}}, r"torch 2\.13\.0\+cpu is not of 2\.14"),
-        ({"build": {"python": "3.12"}}, r"tags cp311-cp311, but built by Python 3\.12"),
-        ({"requires": ()}, "must pin torch and name nothing else"),
-        ({"requires": ("torch>=2.14",)}, "Requires-Dist is 'torch>=2.14'"),
-        ({"requires": ("torch>=2.14,<2.15", "numpy")}, "must pin torch and name nothing else"),
-        ({"requires": ("torch==2.14.1+cpu",)}, r"a '\+' in Requires-Dist"),
-        ({"extra": {f"{PACKAGE}.libs/libgomp-a34b3233.so.1.0.0": b"x"}}, r"expected inside, found .*libgomp"),
-        ({"extra": {f"{PACKAGE}/libcudart.so.13": b"x"}}, r"expected inside, found .*libcudart"),
-        ({"platform": f"linux_{MACHINE}"}, "is no manylinux"),
-        ({"build": {"cuda": "13.0"}, "version": "1.0.0+cu130torch2.14"}, r"CUDA 13\.0: \[\]"),
-        ({"build": {"architectures": ["9.0"]}}, r"the build record says \['9\.0'\]"),
-        ({"forge_record": True}, "RECORD has another hash"),
+        (
+            "wheel",
+            {"file_version": "1.0.1+cputorch2.14"},
+            r"the file name says 1\.0\.1\+cputorch2\.14, METADATA 1\.0\.0",
+        ),
+        ("names", {"build": {"version": "1.0.1+cputorch2.14"}}, r"the build record says 1\.0\.1"),
+        ("names", {"version": "1.0.0+cputorch2.13"}, r"label cputorch2\.13 is not cputorch2\.14"),
+        ("names", {"version": "1.0.0"}, r"label  is not cputorch2\.14"),
+        ("names", {"version": "1.0.0+CPUtorch2.14"}, "is not lower case"),
+        ("names", {"build": {"torch": "2.13.0+cpu"}}, r"torch 2\.13\.0\+cpu is not of 2\.14"),
+        ("names", {"build": {"python": "3.12"}}, r"tags cp311-cp311, but built by Python 3\.12"),
+        ("names", {"requires": ()}, "must pin torch and name nothing else"),
+        ("names", {"requires": ("torch>=2.14",)}, "Requires-Dist is 'torch>=2.14'"),
+        ("names", {"requires": ("torch>=2.14,<2.15", "numpy")}, "must pin torch and name nothing else"),
+        ("names", {"requires": ("torch==2.14.1+cpu",)}, r"a '\+' in Requires-Dist"),
+        (
+            "contents",
+            {"extra": {f"{PACKAGE}.libs/libgomp-a34b3233.so.1.0.0": b"x"}},
+            r"expected inside, found .*libgomp",
+        ),
+        ("contents", {"extra": {f"{PACKAGE}/libcudart.so.13": b"x"}}, r"expected inside, found .*libcudart"),
+        ("platform", {"platform": f"linux_{MACHINE}"}, "is no manylinux"),
+        ("architectures", {"build": {"cuda": "13.0"}, "version": "1.0.0+cu130torch2.14"}, r"CUDA 13\.0: \[\]"),
+        ("architectures", {"build": {"architectures": ["9.0"]}}, r"the build record says \['9\.0'\]"),
+        ("RECORD", {"forge_record": True}, "RECORD has another hash"),
+        ("licence", {"licence": None}, "0 licenses/LICENSE files"),
+        ("licence", {"licence": b"All rights reserved."}, "is not the project's"),
+        ("licence", {"expression": ""}, "License-Expression is missing"),
+        ("bill of materials", {"bill": b"{}"}, "not a bill of materials of ours"),
+        (
+            "bill of materials",
+            {"bill": sbom.text({**BUILD, "torch": "2.14.0+cpu"}, "3.0.1").encode()},
+            "something else than the build record",
+        ),
     ],
 )
-def test_wrong_wheels(make, changes, message):
-    with pytest.raises(VerifyError, match=message):
-        verify.verify(make(**changes))
+def test_wrong_wheels(make, gate, changes, message):
+    refused(make(**changes), gate, message)
+
+
+def test_what_the_library_needs(make, compile_library):
+    refused(
+        make(library=compile_library(needs=(*CPU, "-l:libforeign.so.3"))),
+        "needed",
+        r"needs libforeign\.so\.3, which nobody brings",
+    )
+    # A build without CUDA that needs CUDA, one with it that does not, and another major version of it.
+    refused(make(library=compile_library(needs=CUDA)), "needed", r"needs libc10_cuda\.so, which nobody brings")
+    cuda = {"version": "1.0.0+cu130torch2.14", "build": {"cuda": "13.0"}}
+    refused(make(library=compile_library(), **cuda), "needed", r"does not ask for libc10_cuda\.so")
+    old = {"version": "1.0.0+cu126torch2.14", "build": {"cuda": "12.6"}}
+    refused(make(library=compile_library(needs=CUDA), **old), "needed", r"needs libcudart\.so\.13, which nobody")
+    refused(make(module=compile_library(needs=())), "needed", r"does not ask for libscaled_mask_softmax\.so")
+
+
+@pytest.mark.parametrize("part", ["library", "module"])
+def test_a_library_that_is_not_stripped(make, compile_library, part):
+    needs = CPU if part == "library" else MODULE_NEEDS
+    refused(make(**{part: compile_library(ANSWER, "-g", needs=needs)}), "stripped", "is not stripped: it holds .debug")
+
+
+def test_symbols(make, compile_library, stubs, tmp_path):
+    torch = tmp_path / "torch"
+    (torch / "lib").mkdir(parents=True)
+    (torch / "lib/libc10.so").write_bytes((stubs / "libc10.so").read_bytes())
+    (torch / "include/ATen").mkdir(parents=True)
+    (torch / "version.py").write_text("__version__ = '2.14.0'\ncuda = None\nhip = None\n")
+    verify.verify(
+        make(library=compile_library('extern "C" { int c10(); int answer() { return c10(); } }')), torches=[torch]
+    )
+    lost = make(library=compile_library('extern "C" { int gone(); int answer() { return gone(); } }'))
+    verify.verify(lost)
+    refused(lost, "symbols", r"torch 2\.14\.0 lacks 1 symbols, the first gone", torches=[torch])
+    code = 'extern "C" { int gone(), PyLong_One(), answer(); int init() { return gone() + answer() + PyLong_One(); } }'
+    module = compile_library(code, needs=MODULE_NEEDS)
+    refused(make(module=module), "symbols", f"nobody defines gone, which {MODULE} asks for".replace(".", r"\."))
+    weak = 'extern "C" int gone() __attribute__((weak)); extern "C" int answer() { return gone ? gone() : 1; }'
+    verify.verify(make(library=compile_library(weak)), torches=[torch])
 
 
 def test_a_missing_library(make, tmp_path):
@@ -145,16 +258,14 @@ def test_a_missing_library(make, tmp_path):
         for info in source.infolist():
             if info.filename != LIBRARY:
                 target.writestr(info, source.read(info))
-    with pytest.raises(VerifyError, match=r"RECORD and contents differ: .*libscaled_mask_softmax\.so"):
-        verify.verify(bad)
+    refused(bad, "RECORD", r"RECORD and contents differ: .*libscaled_mask_softmax\.so")
 
 
 @pytest.mark.parametrize("rpath", ["/somewhere/torch/lib", "$ORIGIN/../torch/lib:/build", ""])
 def test_rpath_must_be_relative(make, compile_library, rpath):
     code = 'extern "C" int answer() { return 43; }'
     library = compile_library(code, f"-Wl,-rpath,{rpath}" if rpath else "-Wl,-rpath,$ORIGIN/../torch/lib::")
-    with pytest.raises(VerifyError, match=r"RPATH .* is not relative"):
-        verify.verify(make(library=library))
+    refused(make(library=library), "search path", r"RPATH .* is not relative")
 
 
 def test_a_relative_rpath(make, compile_library):
@@ -164,12 +275,11 @@ def test_a_relative_rpath(make, compile_library):
 
 def test_a_static_cxx_library(make, compile_library):
     library = compile_library('extern "C" int answer() { return 44; }', "-static-libstdc++")
-    with pytest.raises(VerifyError, match=r"holds a C\+\+ library of its own"):
-        verify.verify(make(library=library))
+    refused(make(library=library), "needed", r"holds a C\+\+ library of its own")
 
 
 @pytest.mark.parametrize("options", [(), ("-static-libstdc++",)])
-def test_a_compiler_without_a_shared_cxx_library(make, tmp_path, monkeypatch, options):
+def test_a_compiler_without_a_shared_cxx_library(make, stubs, tmp_path, monkeypatch, options):
     """The libraries of these tests come out right with a compiler that links the static one by itself."""
     compiler = tmp_path / "g++"
     real = preflight.cxx_compiler()
@@ -182,7 +292,7 @@ def test_a_compiler_without_a_shared_cxx_library(make, tmp_path, monkeypatch, op
     monkeypatch.setenv("CXX", str(compiler))
     source, target = tmp_path / "a.cpp", tmp_path / "a.so"
     source.write_text('extern "C" int answer() { return 45; }')
-    link(source, target, *options)
+    link(source, target, f"-L{stubs}", *CPU, *options)
     wheel = make(library=target.read_bytes())
     if options:
         with pytest.raises(VerifyError, match=r"holds a C\+\+ library of its own"):
@@ -191,25 +301,16 @@ def test_a_compiler_without_a_shared_cxx_library(make, tmp_path, monkeypatch, op
         verify.verify(wheel)
 
 
-def test_a_library_that_nobody_brings(make, compile_library, tmp_path):
-    (tmp_path / "libforeign.so").write_bytes(
-        compile_library('extern "C" int foreign() { return 1; }', "-Wl,-soname,libforeign.so.3")
-    )
-    code = 'extern "C" int foreign(); extern "C" int answer() { return foreign(); }'
-    library = compile_library(code, f"-L{tmp_path}", "-lforeign")
-    with pytest.raises(VerifyError, match=r"needs libforeign\.so\.3, which nobody brings"):
-        verify.verify(make(library=library))
-
-
 @pytest.mark.skipif(MACHINE != "x86_64", reason="the older tag exists on x86_64 only")
 def test_the_manylinux_tag_must_be_true(make, compile_library):
     code = '#include <string>\nextern "C" int answer(const char* t) { return std::string(t).append("x").size(); }'
     library = compile_library(code)
     verify.verify(make(library=library))
-    with pytest.raises(
-        VerifyError, match=r"needs GLIBCXX_3\.4\.21 of libstdc\+\+\.so\.6: manylinux_2_5_x86_64 is not true"
-    ):
-        verify.verify(make(library=library, platform="manylinux_2_5_x86_64"))
+    refused(
+        make(library=library, platform="manylinux_2_5_x86_64"),
+        "platform",
+        r"needs GLIBCXX_3\.4\.21 of libstdc\+\+\.so\.6: manylinux_2_5_x86_64 is not true",
+    )
 
 
 def run(*arguments):
@@ -222,13 +323,15 @@ def test_the_command(make):
     wheel = make()
     done = run(wheel)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{wheel.name}: right; ")
+    first, second = done.stdout.splitlines()
+    assert first.startswith(f"{wheel.name}: right; ")
+    assert second == f"  passed: {', '.join(GATES)}"
 
 
 def flip(data):
     """`data` with other bytes in its middle."""
     middle = len(data) // 2
-    return data[: middle - 20] + bytes(40) + data[middle + 20 :]
+    return data[: middle - 20] + bytes(255 - byte for byte in data[middle - 20 : middle + 20]) + data[middle + 20 :]
 
 
 @pytest.mark.parametrize(
@@ -259,50 +362,50 @@ def test_the_command_says_that_a_plain_wheel_is_none_to_verify(make):
     done = run(wheel)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"error: {wheel}: this is a plain wheel, and only native ones are verified: give one built for a torch\n"
+        f"error: {wheel}: wheel: this is a plain wheel, and only native ones are verified: give one built for a torch\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("gate", "changes", "message"),
     [
-        ({"record": None}, "_build_record.py is missing"),
-        ({"record": b"BUILD = {"}, r"the build record holds no BUILD = \{\.\.\.\} of plain values"),
-        ({"record": b"BUILD = {'version': '1.0.0'}"}, "the build record lacks torch, torch_minor"),
-        ({"library": b"text"}, "is no shared library"),
-        ({"platform": f"manylinux_2_99_{MACHINE}"}, f"no manylinux_2_99 for {MACHINE} is known"),
+        ("names", {"record": None}, "_build_record.py is missing"),
+        ("names", {"record": b"BUILD = {"}, r"the build record holds no BUILD = \{\.\.\.\} of plain values"),
+        ("names", {"record": b"BUILD = {'version': '1.0.0'}"}, "the build record lacks torch, torch_minor"),
+        ("contents", {"library": b"text"}, "is no shared library"),
+        ("platform", {"platform": f"manylinux_2_99_{MACHINE}"}, f"no manylinux_2_99 for {MACHINE} is known"),
     ],
 )
-def test_broken_parts(make, changes, message):
-    wheel = make(**changes)
-    with pytest.raises(VerifyError, match=message) as caught:
-        verify.verify(wheel)
-    assert str(caught.value).startswith(f"{wheel}: ")
+def test_broken_parts(make, gate, changes, message):
+    refused(make(**changes), gate, message)
 
 
 @pytest.mark.parametrize(
-    ("cuda", "message"),
+    ("cuda", "architectures", "ptx", "message"),
     [
-        ("13.0", r"architectures \['9\.0'\], the matrix has \['7\.5', "),
-        ("13.7", f"the matrix has no cu137 for {MACHINE}"),
+        ("13.0", ["9.0"], ["9.0"], r"architectures \['9\.0'\], the matrix has \['7\.5', "),
+        ("13.0", MATRIX[:-1], ["12.0"], r"architectures .*, the matrix has .*'12\.0'\]"),
+        ("13.0", MATRIX, [], r"PTX for \[\], the matrix has \['12\.0'\]"),
+        ("13.0", MATRIX, MATRIX, r"PTX for \['7\.5', .*, the matrix has \['12\.0'\]"),
+        ("13.7", ["9.0"], [], f"the matrix has no cu137 for {MACHINE}"),
     ],
 )
-def test_an_incomplete_wheel(make, monkeypatch, cuda, message):
-    monkeypatch.setattr(fatbin, "read", lambda library: [fatbin.Entry("cubin", "9.0", frozenset())])
+def test_an_incomplete_wheel(make, monkeypatch, cuda, architectures, ptx, message):
+    entries = [fatbin.Entry("cubin", arch, frozenset()) for arch in architectures]
+    entries += [fatbin.Entry("ptx", arch, None) for arch in ptx]
+    monkeypatch.setattr(fatbin, "read", lambda library: entries)
     monkeypatch.setattr(verify, "policy_kernels", list)
     label = "cu" + cuda.replace(".", "")
-    wheel = make(version=f"1.0.0+{label}torch2.14", build={"cuda": cuda, "architectures": ["9.0"]})
+    build = {"cuda": cuda, "architectures": architectures, "ptx": ptx}
+    wheel = make(version=f"1.0.0+{label}torch2.14", build=build)
     verify.verify(wheel)
-    with pytest.raises(VerifyError, match=message) as caught:
-        verify.verify(wheel, complete=True)
-    assert str(caught.value).startswith(f"{wheel}: ")
+    refused(wheel, "matrix", message, complete=True)
 
 
 def test_size(make, monkeypatch):
     loaded = verify.matrix.load()
     monkeypatch.setattr("release.matrix.load", lambda: dataclasses.replace(loaded, max_wheel_size=0))
-    with pytest.raises(VerifyError, match="is more than 0 MiB"):
-        verify.verify(make())
+    refused(make(), "size", "is more than 0 MiB")
 
 
 def test_every_kernel_on_every_architecture():
@@ -312,3 +415,13 @@ def test_every_kernel_on_every_architecture():
     lost = sorted(names)[3]
     with pytest.raises(VerifyError, match=r"no cubin for 9\.0 of 1 kernels"):
         verify.check_kernels({"8.0": names, "9.0": names - {lost}}, verify.policy_kernels())
+    with pytest.raises(VerifyError, match=r"the policy never chooses 1 kernels of 8\.0, the first \['_Zold'\]"):
+        verify.check_kernels({"8.0": {*names, "_Zold"}, "9.0": names}, verify.policy_kernels())
+
+
+def test_a_lost_kernel(make, monkeypatch):
+    entries = [fatbin.Entry("cubin", "9.0", frozenset({"_Zfirst"}))]
+    monkeypatch.setattr(fatbin, "read", lambda library: entries)
+    monkeypatch.setattr(verify, "policy_kernels", lambda: ["_Zfirst", "_Zsecond"])
+    wheel = make(version="1.0.0+cu130torch2.14", build={"cuda": "13.0", "architectures": ["9.0"]})
+    refused(wheel, "kernels", "no cubin for 9.0 of 1 kernels, the first")
