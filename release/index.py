@@ -1,27 +1,54 @@
 """Lays wheels out as channels: one PEP 503 index a (CUDA, torch) pair, so that pip can never pick a neighbour's binary.
 
-A channel is a folder such as whl/cu130/torch2.14/ and works from file://, any web server and static hosting. Links are
-relative, carry sha256, write + as %2B, and have PEP 658 metadata beside the wheel.
+A channel is a folder such as whl/cu130/torch2.14/ and works from file://, any web server and static hosting. Links
+carry sha256, write + as %2B, and have PEP 658 metadata beside the wheel. index.json says the same to tools and is what
+the pages are written from; it remembers what was withdrawn. Nothing is ever deleted, and a file that is in a channel is
+never replaced by another, unless that is asked for.
+
+A reader never sees half an update: files come before the page that links to them, and each replaces its predecessor in
+one step.
 """
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import html
+import json
+import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from . import wheel_file
+from . import record, wheel_file
 from .wheel_file import WheelFile
 
 PROJECT = "scaled-mask-softmax"
+DATA = "index.json"
+CHECKSUMS = "SHA256SUMS"
 
 
 class ChannelError(ValueError):
-    """A wheel belongs to no channel."""
+    """A wheel belongs to no channel, or to another; or the index is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A wheel in a channel, as index.json has it."""
+
+    filename: str
+    version: str
+    url: str  # relative to the page of the channel's project, or absolute
+    sha256: str
+    size: int
+    metadata_sha256: str
+    requires_python: str
+    architectures: list[str]
+    ptx: list[str]
+    yanked: str | None  # the reason
 
 
 def channel(wheel_name: str) -> str:
@@ -41,45 +68,170 @@ def _page(title: str, links: Iterable[str]) -> str:
     )
 
 
-def _link(wheel: WheelFile) -> str:
-    attributes = {"data-core-metadata": f"sha256={hashlib.sha256(wheel.metadata).hexdigest()}"}
+def _link(entry: Entry) -> str:
+    attributes = {"data-core-metadata": f"sha256={entry.metadata_sha256}"}
     # The name of the attribute before PEP 714.
     attributes["data-dist-info-metadata"] = attributes["data-core-metadata"]
-    if requires_python := wheel.field("Requires-Python"):
-        attributes["data-requires-python"] = requires_python
+    if entry.requires_python:
+        attributes["data-requires-python"] = entry.requires_python
+    if entry.yanked is not None:
+        attributes["data-yanked"] = entry.yanked
     text = " ".join(f'{key}="{html.escape(value)}"' for key, value in attributes.items())
+    return f'<a href="{html.escape(entry.url)}#sha256={entry.sha256}" {text}>{html.escape(entry.filename)}</a>'
+
+
+def _put(path: Path, data: bytes | Path) -> None:
+    """Writes the file, or a copy of another, in one step, if it is not there already."""
+    if path.is_file():
+        same = filecmp.cmp(path, data, shallow=False) if isinstance(data, Path) else path.read_bytes() == data
+        if same:
+            return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.new")
+    if isinstance(data, Path):
+        shutil.copyfile(data, scratch)
+    else:
+        scratch.write_bytes(data)
+    os.replace(scratch, path)
+
+
+def _entry(wheel: WheelFile, data: bytes, base_url: str) -> Entry:
     name = wheel.path.name
-    target = f"{quote(name)}#sha256={hashlib.sha256(wheel.path.read_bytes()).hexdigest()}"
-    return f'<a href="{target}" {text}>{html.escape(name)}</a>'
+    path = f"{wheel_file.NAME}/_build_record.py"
+    build = record.read(wheel.files[path].decode("utf-8", "replace")) if path in wheel.files else {}
+    label = str(build.get("version", wheel.version)).partition("+")[2]
+    if label != wheel.version.partition("+")[2]:
+        raise ChannelError(f"{wheel.path} was built for {label}, and belongs to another channel than its name says")
+    return Entry(
+        filename=name,
+        version=wheel.version,
+        url=base_url + quote(name),
+        sha256=hashlib.sha256(data).hexdigest(),
+        size=len(data),
+        metadata_sha256=hashlib.sha256(wheel.metadata).hexdigest(),
+        requires_python=wheel.field("Requires-Python"),
+        architectures=list(build.get("architectures", [])),
+        ptx=list(build.get("ptx", [])),
+        yanked=None,
+    )
 
 
-def write(root: Path, wheels: Iterable[Path]) -> list[Path]:
-    """Copies `wheels` into their channels below `root` and rewrites those channels' pages. Returns the channels.
+class Index:
+    """The index below a folder: read, changed in memory, and written in one go."""
 
-    Raises WheelFileError or ChannelError before anything is written where one of the wheels, or of those that are in
-    the channels already, will not do.
-    """
-    channels: dict[Path, dict[str, WheelFile]] = {}
-    for path in wheels:
+    def __init__(self, root: Path) -> None:
+        """Raises ChannelError where what is there contradicts itself."""
+        self.root = root
+        self.channels: dict[str, dict[str, Entry]] = {}
+        self.missing: list[str] = []
+        self._new: dict[Path, bytes | Path] = {}
+        path = root / DATA
+        if path.is_file():
+            try:
+                data = json.loads(path.read_text(encoding="utf-8"))
+                self.missing = data["expected_missing"]
+                for name, entries in data["channels"].items():
+                    self.channels[name] = {entry["filename"]: Entry(**entry) for entry in entries}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ChannelError(f"{path} is none of ours: {error!r}") from None
+        for file in sorted(root.glob(f"whl/*/*/{PROJECT}/*.whl")):
+            self._check_file(file)
+
+    def _check_file(self, path: Path) -> None:
+        """A wheel that lies in a channel belongs there, and is the one that was indexed."""
+        folder = path.parent.parent.relative_to(self.root).as_posix()
+        if channel(path.name) != folder:
+            raise ChannelError(f"{path} lies in a channel that is not its own, which is {channel(path.name)}")
+        known = self.channels.get(folder, {}).get(path.name)
+        if known is None:
+            self.add(path)
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != known.sha256:
+            raise ChannelError(f"{path} is not the file that was indexed")
+
+    def add(self, path: Path, *, base_url: str = "", assets: Path | None = None, may_replace: bool = False) -> str:
+        """Adds a wheel and returns its channel. With `base_url` links lead there, and the files go to `assets`.
+
+        Raises WheelFileError where it is none, ChannelError where it belongs to no channel or where another file has
+        its name, unless `may_replace`.
+        """
         wheel = wheel_file.read(path)
-        contents = channels.setdefault(root / channel(path.name), {})
-        if contents.setdefault(path.name, wheel).files != wheel.files:
-            raise ChannelError(f"{path} and {contents[path.name].path} have one name and differ")
-    for folder, contents in channels.items():
-        for path in (folder / PROJECT).glob("*.whl"):
-            if path.name not in contents:
-                contents[path.name] = wheel_file.read(path)
-    for folder, contents in channels.items():
-        project = folder / PROJECT
-        project.mkdir(parents=True, exist_ok=True)
-        for name, wheel in contents.items():
-            target = project / name
-            if not (target.exists() and target.samefile(wheel.path)):
-                shutil.copyfile(wheel.path, target)
-            target.with_name(f"{name}.metadata").write_bytes(wheel.metadata)
-        links = [_link(contents[name]) for name in sorted(contents)]
-        (project / "index.html").write_text(_page(f"Links for {PROJECT}", links), encoding="utf-8")
-        (folder / "index.html").write_text(
-            _page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>']), encoding="utf-8"
-        )
+        name, data = channel(path.name), path.read_bytes()
+        entry, entries = _entry(wheel, data, base_url), self.channels.setdefault(name, {})
+        known = entries.get(path.name)
+        if known is not None and known.sha256 != entry.sha256 and not may_replace:
+            raise ChannelError(f"{path} and the file of that name in {name} differ: a released file never changes")
+        entries[path.name] = entry if known is None else replace(entry, yanked=known.yanked)
+        folder = assets if base_url and assets is not None else self.root / name / PROJECT
+        self._new[folder / path.name] = path
+        self._new[folder / f"{path.name}.metadata"] = wheel.metadata
+        return name
+
+    def entries(self) -> Iterator[Entry]:
+        for name in sorted(self.channels):
+            yield from (self.channels[name][file] for file in sorted(self.channels[name]))
+
+    def yank(self, version: str, reason: str) -> int:
+        """Withdraws a version (of every label, or with its label): only who asks for it exactly still gets it.
+
+        Returns how many wheels that are. Raises ChannelError where there is none.
+        """
+        count = 0
+        for entries in self.channels.values():
+            for file, entry in entries.items():
+                if version in (entry.version, entry.version.partition("+")[0]):
+                    entries[file] = replace(entry, yanked=reason)
+                    count += 1
+        if count == 0:
+            raise ChannelError(f"no wheel of {version} is in {self.root}")
+        return count
+
+    def expect(self, names: Iterable[str], version: str, *, allow_missing: bool) -> None:
+        """The wheels of `version` are those with these names: all, or what lacks is listed if `allow_missing`.
+
+        Raises ChannelError for one that lacks, and for one more: its cell is unproven.
+        """
+        wanted = set(names)
+        here = {entry.filename for entry in self.entries() if entry.version.partition("+")[0] == version}
+        if more := sorted(here - wanted):
+            raise ChannelError(f"{more[0]} is no wheel of release {version}: the matrix has no such cell, or unproven")
+        self.missing = sorted(wanted - here)
+        if self.missing and not allow_missing:
+            raise ChannelError(f"{len(self.missing)} wheels of the release are missing, the first {self.missing[0]}")
+
+    def write(self) -> None:
+        """Writes everything: files, then the pages that link to them, then index.json."""
+        for path, contents in self._new.items():
+            _put(path, contents)
+        self._new.clear()
+
+        def text(path: Path, contents: str) -> None:
+            _put(path, contents.encode())
+
+        for name, entries in self.channels.items():
+            links = [_link(entries[file]) for file in sorted(entries)]
+            text(self.root / name / PROJECT / "index.html", _page(f"Links for {PROJECT}", links))
+            text(self.root / name / "index.html", _page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>']))
+        sums = [
+            f"{entry.sha256}  {name}/{PROJECT}/{entry.filename}\n"
+            for name in sorted(self.channels)
+            for entry in sorted(self.channels[name].values(), key=lambda entry: entry.filename)
+            if (self.root / name / PROJECT / entry.filename).is_file()
+        ]
+        text(self.root / CHECKSUMS, "".join(sums))
+        everything = {
+            "project": PROJECT,
+            "channels": {
+                name: [asdict(self.channels[name][file]) for file in sorted(self.channels[name])]
+                for name in sorted(self.channels)
+            },
+            "expected_missing": self.missing,
+        }
+        text(self.root / DATA, json.dumps(everything, indent=2) + "\n")
+
+
+def write(root: Path, wheels: Iterable[Path], *, may_replace: bool = False) -> list[Path]:
+    """Adds `wheels` to the index below `root`, all or none. Returns their channels."""
+    index = Index(root)
+    channels = dict.fromkeys(root / index.add(wheel, may_replace=may_replace) for wheel in wheels)
+    index.write()
     return list(channels)

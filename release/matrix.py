@@ -52,6 +52,7 @@ class Torch:
     default: str  # "cu130"
     cuda: tuple[str, ...]  # "cu130", ..., "cpu"
     python: tuple[str, ...]  # "3.11"
+    proven: dict[str, tuple[str, ...]]  # by platform, of `cuda`
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ class Cell:
         return f"{self.cuda_label}torch{self.torch.minor}"
 
     @property
+    def is_proven(self) -> bool:
+        return self.cuda_label in self.torch.proven.get(self.platform, ())
+
+    @property
     def architectures(self) -> str:
         return self.cuda.architectures[self.platform] if self.cuda else ""
 
@@ -100,8 +105,13 @@ class Matrix:
     torch: dict[str, Torch]
     cuda: dict[str, Cuda]
 
-    def cells(self, torch: str | None = None, cuda: str | None = None, machine: str | None = None) -> list[Cell]:
-        """Every cell, or those of a `torch` minor, a `cuda` label and a `machine`. Raises MatrixError if none is."""
+    def cells(
+        self, torch: str | None = None, cuda: str | None = None, machine: str | None = None, *, proven: bool = False
+    ) -> list[Cell]:
+        """Every cell, or those of a `torch` minor, a `cuda` label and a `machine`, or the `proven` ones of them.
+
+        Raises MatrixError if there is none.
+        """
         cells = [
             Cell(row, self.cuda.get(label), name)
             for row in self.torch.values()
@@ -109,8 +119,10 @@ class Matrix:
             for name in self.platforms
             if torch in (None, row.minor) and cuda in (None, label) and machine in (None, name)
         ]
+        cells = [cell for cell in cells if cell.is_proven or not proven]
         if not cells:
-            raise MatrixError(f"no cell of the matrix is for {', '.join(filter(None, (torch, cuda, machine)))}")
+            asked = ", ".join(filter(None, (torch, cuda, machine))) or "any"
+            raise MatrixError(f"no {'proven ' if proven else ''}cell of the matrix is for {asked}")
         return cells
 
     def torch_index(self, cell: Cell) -> str:
@@ -228,11 +240,11 @@ def _cudas(tables: dict[str, Any], platforms: Iterable[str], known: dict[str, An
     return cudas
 
 
-def _torches(tables: dict[str, Any], cudas: Iterable[str]) -> dict[str, Torch]:
+def _torches(tables: dict[str, Any], cudas: Iterable[str], platforms: Iterable[str]) -> dict[str, Torch]:
     torches = {}
     for minor, table in tables.items():
         where = f'torch."{minor}"'
-        _keys(table, {"release", "default", "cuda", "python"}, set(), where)
+        _keys(table, {"release", "default", "cuda", "python"}, {"proven"}, where)
         release = _string(table, "release", _MINOR + r"\.\d+", where)
         if not release.startswith(minor + "."):
             raise _Wrong(where, f"release {release} is not of this minor", "release")
@@ -245,7 +257,12 @@ def _torches(tables: dict[str, Any], cudas: Iterable[str]) -> dict[str, Torch]:
         numbers = [_order(python)[1] for python in pythons]
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
             raise _Wrong(where, f"python must ascend without a gap: {', '.join(pythons)}", "python")
-        torches[minor] = Torch(minor, release, labels[0], labels, pythons)
+        proven = table.get("proven", {})
+        _keys(proven, set(), set(platforms), f"{where}, proven")
+        known = {name: _strings(proven, name, rf"{_CUDA_LABEL}|{CPU}", f"{where}, proven") for name in proven}
+        if unknown := sorted({label for found in known.values() for label in found} - set(labels)):
+            raise _Wrong(where, f"proven {', '.join(unknown)} is not in cuda", "proven")
+        torches[minor] = Torch(minor, release, labels[0], labels, pythons, known)
     return torches
 
 
@@ -261,7 +278,7 @@ def parse(data: dict[str, Any]) -> Matrix:
             _string(table, key, _MINOR, where)
     platforms = _platforms(data["platform"], manylinux)
     cuda = _cudas(data["cuda"], platforms, data["architecture"])
-    torch = _torches(data["torch"], cuda)
+    torch = _torches(data["torch"], cuda, platforms)
     used = {name for row in cuda.values() for text in row.architectures.values() for name in re.findall(_MINOR, text)}
     if idle := sorted(data["architecture"].keys() - used):
         raise _Wrong(f'architecture."{idle[0]}"', "no CUDA release is built for it")
@@ -289,7 +306,7 @@ def _line(text: str, table: str, key: str) -> int:
         if header := re.match(r"\s*\[([^\]]+)\]", line):
             inside = header[1] == table
             found = number if inside else found
-        elif inside and key and re.match(rf"\s*{re.escape(key)}\s*=", line):
+        elif inside and key and re.match(rf"\s*{re.escape(key)}\s*[.=]", line):
             return number
     return found
 
@@ -318,11 +335,12 @@ def test_requirements() -> list[str]:
 
 def table(matrix: Matrix, cells: Iterable[Cell]) -> str:
     """The cells as text, one a line."""
-    rows = [("torch", "CUDA", "platform", "Python", "driver", "architectures")]
+    rows = [("torch", "CUDA", "platform", "Python", "driver", "proven", "architectures")]
     for cell in cells:
         pythons = f"{cell.torch.python[0]}-{cell.torch.python[-1]}"
         driver = f">={cell.cuda.min_driver}" if cell.cuda else "-"
-        rows.append((cell.torch.release, cell.cuda_label, cell.platform, pythons, driver, cell.architectures or "-"))
+        proven, archs = "yes" if cell.is_proven else "no", cell.architectures or "-"
+        rows.append((cell.torch.release, cell.cuda_label, cell.platform, pythons, driver, proven, archs))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(value.ljust(width) for value, width in zip(row, widths)).rstrip() for row in rows]
     return f"scaled-mask-softmax {matrix.version}\n" + "\n".join(lines)

@@ -1,7 +1,10 @@
 """Channels: what pip needs on a page, and one (CUDA, torch) pair never sees another's wheels."""
 
 import hashlib
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -31,13 +34,14 @@ def links(page):
     return parser.links
 
 
-def make_wheel(folder, label="cu130torch2.14", tag="py3-none-any"):
+def make_wheel(folder, label="cu130torch2.14", tag="py3-none-any", build=None):
     version = f"1.0.0+{label}" if label else "1.0.0"
     path = folder / f"scaled_mask_softmax-{version}-{tag}.whl"
     info = f"scaled_mask_softmax-{version}.dist-info"
     text = f"Metadata-Version: 2.4\nName: scaled-mask-softmax\nVersion: {version}\nRequires-Python: >=3.10\n"
     files = {
         "scaled_mask_softmax/__init__.py": f"VERSION = {version!r}\n",
+        **({"scaled_mask_softmax/_build_record.py": f"BUILD = {build!r}\n"} if build else {}),
         f"{info}/METADATA": text,
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
@@ -128,12 +132,185 @@ def test_a_wheel_that_is_in_the_channel_already(tmp_path):
 
 def test_two_wheels_of_one_name(tmp_path):
     (tmp_path / "other").mkdir()
-    first, second = make_wheel(tmp_path), make_wheel(tmp_path / "other")
+    first, second = make_wheel(tmp_path), tmp_path / "other" / make_wheel(tmp_path).name
+    shutil.copy(first, second)
     index.write(tmp_path / "site", [first, second])
     with zipfile.ZipFile(second, "a") as archive:
         archive.writestr("scaled_mask_softmax/more.py", "")
-    with pytest.raises(ChannelError, match="have one name and differ"):
-        index.write(tmp_path / "site", [first, second])
+    for wheels in ([first, second], [second]):
+        with pytest.raises(ChannelError, match=r"differ: a released file never changes"):
+            index.write(tmp_path / "site", wheels)
+    (channel,) = index.write(tmp_path / "site", [second], may_replace=True)
+    assert next(channel.rglob("*.whl")).read_bytes() == second.read_bytes()
+
+
+def files(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_index_json_says_what_the_pages_say(tmp_path):
+    site = tmp_path / "site"
+    build = {"version": "1.0.0+cu130torch2.14", "architectures": ["9.0"], "ptx": ["9.0"]}
+    index.write(site, [make_wheel(tmp_path, build=build), make_wheel(tmp_path, "cputorch2.14")])
+    data = json.loads((site / "index.json").read_text())
+    assert list(data["channels"]) == ["whl/cpu/torch2.14", "whl/cu130/torch2.14"]
+    (entry,) = data["channels"]["whl/cu130/torch2.14"]
+    (link,) = links(site / "whl/cu130/torch2.14/scaled-mask-softmax/index.html")
+    assert link["href"] == f"{entry['url']}#sha256={entry['sha256']}"
+    assert link["data-core-metadata"] == f"sha256={entry['metadata_sha256']}"
+    assert (entry["version"], entry["architectures"], entry["yanked"]) == ("1.0.0+cu130torch2.14", ["9.0"], None)
+    assert entry["size"] == (site / "whl/cu130/torch2.14/scaled-mask-softmax" / entry["filename"]).stat().st_size
+    sums = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=site, capture_output=True, text=True)
+    assert (sums.returncode, sums.stdout.count(": OK")) == (0, 2)
+
+
+def test_again_changes_nothing(tmp_path):
+    site, wheel = tmp_path / "site", make_wheel(tmp_path)
+    index.write(site, [wheel])
+    before = {path: path.stat().st_mtime_ns for path in site.rglob("*")}
+    index.write(site, [wheel])
+    assert {path: path.stat().st_mtime_ns for path in site.rglob("*")} == before
+
+
+def test_a_reader_never_sees_half_an_update(tmp_path, monkeypatch):
+    """Whatever write is the last one that happens, every link on every page leads to the right file."""
+    site = tmp_path / "site"
+    index.write(site, [make_wheel(tmp_path)])
+    new = [
+        make_wheel(tmp_path, "cu130torch2.14", "cp311-cp311-linux_x86_64"),
+        make_wheel(tmp_path, "cu130torch2.15", "cp311-cp311-linux_x86_64"),
+    ]
+    real, writes = os.replace, 0
+    for allowed in range(100):
+        left = allowed
+
+        def one_more(source, target):
+            nonlocal left, writes
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            writes += 1
+            real(source, target)
+
+        monkeypatch.setattr("os.replace", one_more)
+        shutil.copytree(site, tmp_path / str(allowed))
+        try:
+            index.write(tmp_path / str(allowed), new)
+            done = True
+        except KeyboardInterrupt:
+            done = False
+        for page in (tmp_path / str(allowed)).rglob("index.html"):
+            for link in links(page):
+                target, _, fragment = link["href"].partition("#sha256=")
+                path = page.parent / unquote(target)
+                assert path.exists()
+                if fragment:
+                    assert hashlib.sha256(path.read_bytes()).hexdigest() == fragment
+                    metadata = path.with_name(f"{path.name}.metadata").read_bytes()
+                    assert link["data-core-metadata"] == f"sha256={hashlib.sha256(metadata).hexdigest()}"
+        # And the same command, again, completes it.
+        monkeypatch.setattr("os.replace", real)
+        index.write(tmp_path / str(allowed), new)
+        index.write(tmp_path / "whole", [*site.rglob("*.whl"), *new])
+        assert files(tmp_path / str(allowed)).keys() >= files(tmp_path / "whole").keys()
+        assert (tmp_path / str(allowed) / "index.json").read_bytes() == (tmp_path / "whole/index.json").read_bytes()
+        if done:
+            break
+    assert done
+    assert allowed >= 8
+
+
+def test_a_wheel_in_a_channel_that_is_not_its_own(tmp_path):
+    site = tmp_path / "site"
+    index.write(site, [make_wheel(tmp_path)])
+    stray = make_wheel(tmp_path, "cu126torch2.14")
+    folder = site / "whl/cu130/torch2.14/scaled-mask-softmax"
+    shutil.move(stray, folder)
+    with pytest.raises(ChannelError, match=r"not its own, which is whl/cu126/torch2\.14"):
+        index.write(site, [])
+    # Renamed so that it fits, its build record still tells.
+    wheel = make_wheel(tmp_path, "cu130torch2.14", build={"version": "1.0.0+cu126torch2.14"})
+    with pytest.raises(ChannelError, match=r"was built for cu126torch2\.14"):
+        index.write(tmp_path / "other", [wheel])
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_file_that_was_changed_after_it_was_indexed(tmp_path):
+    (channel,) = index.write(tmp_path / "site", [make_wheel(tmp_path)])
+    (inside,) = channel.rglob("*.whl")
+    with zipfile.ZipFile(inside, "a") as archive:
+        archive.writestr("scaled_mask_softmax/more.py", "")
+    with pytest.raises(ChannelError, match="is not the file that was indexed"):
+        index.Index(tmp_path / "site")
+
+
+def test_an_index_json_that_is_none(tmp_path):
+    (tmp_path / "index.json").write_text('{"channels": {}}')
+    with pytest.raises(ChannelError, match="is none of ours"):
+        index.Index(tmp_path)
+
+
+def test_withdrawn(tmp_path):
+    site = tmp_path / "site"
+    index.write(site, [make_wheel(tmp_path, label) for label in ("cu130torch2.14", "cputorch2.14", "cputorch2.13")])
+    found = index.Index(site)
+    assert found.yank("1.0.0+cputorch2.14", "wrong rows") == 1
+    assert found.yank("1.0.0", "wrong rows & more") == 3
+    with pytest.raises(ChannelError, match=r"no wheel of 2\.0\.0"):
+        found.yank("2.0.0", "")
+    found.write()
+    # Adding more, or the same again, brings none back.
+    index.write(site, [make_wheel(tmp_path, tag="cp311-cp311-linux_x86_64"), make_wheel(tmp_path, "cputorch2.13")])
+    pages = [links(page) for page in sorted(site.glob("whl/*/*/scaled-mask-softmax/index.html"))]
+    withdrawn = [[link.get("data-yanked") for link in page] for page in pages]
+    assert withdrawn == [["wrong rows & more"], ["wrong rows & more"], [None, "wrong rows & more"]]
+
+
+def test_absolute_links(tmp_path):
+    site, assets = tmp_path / "site", tmp_path / "assets"
+    wheel = make_wheel(tmp_path)
+    base = "https://files.example/v1.0.0/"
+    found = index.Index(site)
+    found.add(wheel, base_url=base, assets=assets)
+    found.write()
+    (link,) = links(site / "whl/cu130/torch2.14/scaled-mask-softmax/index.html")
+    assert link["href"].startswith(f"{base}scaled_mask_softmax-1.0.0%2Bcu130torch2.14-py3-none-any.whl#sha256=")
+    assert sorted(path.name for path in assets.iterdir()) == [wheel.name, f"{wheel.name}.metadata"]
+    assert not list(site.rglob("*.whl"))
+    # Another release beside it: the first is known from index.json alone.
+    again = index.Index(site)
+    again.add(make_wheel(tmp_path, tag="cp311-cp311-linux_x86_64"), base_url=base, assets=assets)
+    again.write()
+    assert len(links(site / "whl/cu130/torch2.14/scaled-mask-softmax/index.html")) == 2
+
+
+def test_what_a_release_must_hold(tmp_path):
+    wheel = make_wheel(tmp_path)
+    other = wheel.name.replace("py3-none-any", "cp311-cp311-linux_x86_64")
+    found = index.Index(tmp_path / "site")
+    found.add(wheel)
+    with pytest.raises(ChannelError, match=f"1 wheels of the release are missing, the first {re.escape(other)}"):
+        found.expect([wheel.name, other], "1.0.0", allow_missing=False)
+    with pytest.raises(ChannelError, match=r"is no wheel of release 1\.0\.0: the matrix has no such cell, or unproven"):
+        found.expect([other], "1.0.0", allow_missing=True)
+    found.expect([wheel.name, other], "1.0.0", allow_missing=True)
+    found.write()
+    assert json.loads((tmp_path / "site/index.json").read_text())["expected_missing"] == [other]
+    # An older release's wheels are no part of this one.
+    found.expect(["new.whl"], "1.1.0", allow_missing=True)
+
+
+def test_the_command(tmp_path):
+    def run(*arguments):
+        command = [sys.executable, "-m", "release", "index", tmp_path / "site", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+    wheel = make_wheel(tmp_path)
+    assert run(wheel).stdout == f"{tmp_path / 'site/whl/cu130/torch2.14'}\n"
+    assert run("--yank", "1.0.0", "--reason", "wrong rows").stdout == "withdrawn: 1 wheels of 1.0.0\n"
+    done = run("--release", "complete")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is no wheel of release" in done.stderr
 
 
 def test_pip_installs_the_full_version_from_it(tmp_path):

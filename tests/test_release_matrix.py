@@ -100,6 +100,8 @@ def test_every_cell_is_in_the_printed_table():
             lambda d: d["platform"]["x86_64"].update(image=d["platform"]["aarch64"]["image"]),
             "is not of manylinux_2_28_x86_64",
         ),
+        (lambda d: d["torch"]["2.14"].update(proven={"riscv64": ["cpu"]}), "proven: unknown riscv64"),
+        (lambda d: d["torch"]["2.14"].update(proven={"x86_64": ["cu128"]}), "proven cu128 is not in cuda"),
         (lambda d: d["platform"]["x86_64"].pop("runner"), "platform.x86_64: missing runner"),
         (lambda d: d["architecture"].update({"6.0": {"gpus": "P100"}}), "no CUDA release is built for it"),
         (lambda d: d["torch"]["2.11"].update(cuda=["cu130", "cpu"]), "cuda.cu128: no torch is published for it"),
