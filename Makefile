@@ -6,6 +6,7 @@ python := python3
 give = $(if $($(2)),--$(1)='$(subst ','\'',$($(2)))')
 choice = $(call give,torch,TORCH) $(call give,cuda,CUDA)
 cell = $(choice) $(call give,python,PYTHON) $(call give,archs,ARCHS)
+engine = $(call give,platform,PLATFORM) $(call give,engine,ENGINE)
 
 .PHONY: help wheel plain-wheel image container test sanitize lint lint-workflows format typecheck clean
 
@@ -35,10 +36,10 @@ plain-wheel:
 	@$(python) -m release plain-wheel dist
 
 image:
-	@$(python) -m release image $(choice) $(call give,platform,PLATFORM) $(call give,engine,ENGINE) --run
+	@$(python) -m release image $(choice) $(engine) $(call give,base,BASE) --run
 
 container:
-	@$(if $(ENGINE),CIBW_CONTAINER_ENGINE="$(ENGINE)") $(python) -m release container $(choice) $(call give,platform,PLATFORM)
+	@$(python) -m release container $(cell) $(engine)
 
 lint-workflows:
 	@$(python) -m release lint-workflows

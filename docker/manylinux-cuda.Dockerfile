@@ -15,10 +15,10 @@ ENV PATH=/opt/rh/gcc-toolset-${GCC_TOOLSET}/root/usr/bin:${PATH} \
     CCACHE_DIR=/ccache
 
 FROM toolkit-none AS toolkit-registry
-ARG PYTHON_TAG
 ARG TOOLKIT_PACKAGES
-RUN "/opt/python/${PYTHON_TAG}-${PYTHON_TAG}/bin/python" -m pip install --no-cache-dir --target /opt/cuda \
-    "${TOOLKIT_PACKAGES}"
+# Any of the image's Pythons will do.
+RUN set -- /opt/python/cp3*/bin/python \
+    && "$1" -m pip install --no-cache-dir --target /opt/cuda "${TOOLKIT_PACKAGES}"
 
 FROM toolkit-none AS toolkit-distribution
 ARG NVIDIA_REPOSITORY

@@ -43,7 +43,7 @@ def _matrix(arguments: argparse.Namespace) -> None:
     data = matrix.load()
     torch = data.default_torch if arguments.torch == "default" else arguments.torch or None
     cuda = data.cell(torch).cuda_label if arguments.cuda == "default" else arguments.cuda or None
-    cells = data.cells(torch, cuda, arguments.platform)
+    cells = data.cells(torch, cuda, arguments.platform, proven=arguments.proven)
     if arguments.version:
         print(data.version)
     elif arguments.json:
@@ -66,7 +66,7 @@ def _image(arguments: argparse.Namespace) -> None:
     from . import image
     from .progress import StepError
 
-    command = image.command(*_chosen_cell(arguments), arguments.engine)
+    command = image.command(*_chosen_cell(arguments), arguments.engine, arguments.base)
     print(shlex.join(command), flush=True)
     if arguments.run_it and subprocess.run(command).returncode != 0:
         raise StepError(f"{arguments.engine} failed")
@@ -77,8 +77,10 @@ def _container(arguments: argparse.Namespace) -> None:
     from . import container, image, preflight
 
     data, cell = _chosen_cell(arguments)
-    pythons = arguments.python or cell.torch.python
-    variables = container.environment(data, cell, pythons, arguments.image or image.tag(cell))
+    pythons = arguments.python.split() or cell.torch.python
+    variables = container.environment(data, cell, pythons, arguments.image or image.tag(cell), arguments.engine)
+    if arguments.archs:
+        variables[container.ARCHS] = arguments.archs
     container.build(variables, preflight.interpreter(None), arguments.directory.resolve())
 
 
@@ -113,16 +115,35 @@ def _verify(arguments: argparse.Namespace) -> None:
     from . import verify
 
     for wheel in arguments.wheels:
-        report = verify.verify(wheel, cuobjdump=arguments.cuobjdump, complete=arguments.complete)
+        report = verify.verify(
+            wheel, cuobjdump=arguments.cuobjdump, complete=arguments.complete, torches=arguments.torch
+        )
         archs = ", ".join(report.architectures) or "CPU only"
         print(f"{wheel.name}: right; {report.size / 2**20:.1f} MiB, {archs}, {report.kernels} kernels in each")
+        print(f"  passed: {', '.join(report.gates)}")
 
 
 def _index(arguments: argparse.Namespace) -> None:
     from . import index
 
-    for channel in index.write(arguments.directory, arguments.wheels):
-        print(channel)
+    found = index.Index(arguments.directory)
+    how = {"base_url": arguments.base_url, "assets": arguments.assets}
+    channels = dict.fromkeys(found.add(wheel, **how) for wheel in arguments.wheels)
+    if arguments.yank:
+        print(f"withdrawn: {found.yank(arguments.yank, arguments.reason)} wheels of {arguments.yank}")
+    if arguments.release:
+        _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        from . import matrix
+
+        data = matrix.load()
+        found.expect(
+            matrix.wheels(data, data.cells(proven=True)), data.version, allow_missing=arguments.release == "partial"
+        )
+    found.write()
+    for name in channels:
+        print(arguments.directory / name)
+    for name in found.missing:
+        print(f"missing: {name}")
 
 
 def _options(arguments: argparse.Namespace) -> "Options":
@@ -236,6 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--version", action="store_true", help="only the project's version")
     form.add_argument("--json", action="store_true", help="one line, for a workflow's strategy.matrix")
     form.add_argument("--wheels", action="store_true", help="the file names of a release's wheels")
+    command.add_argument("--proven", action="store_true", help="only cells that have been built and tested")
     command.add_argument("--per-python", action="store_true", help="with --json: an entry for each Python of a cell")
     _cell_choice(command, "; every one without it", " (or default: what make wheel takes)")
     command.set_defaults(run=_matrix)
@@ -247,12 +269,15 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("image", help="print the command that builds a cell's builder image")
     _cell_choice(command, "; the default of make wheel without it")
     command.add_argument("--engine", choices=["docker", "podman"], default="docker")
+    command.add_argument("--base", help="another image than the matrix's to start from")
     command.add_argument("--run", action="store_true", dest="run_it", help="run it too")
     command.set_defaults(run=_image)
 
     command = commands.add_parser("container", help="build and test a cell's wheels in its image, with cibuildwheel")
     _cell_choice(command, "; the default of make wheel without it")
-    command.add_argument("--python", action="append", help="such as 3.11; may be repeated; every one without it")
+    command.add_argument("--python", default="", help='such as "3.11 3.12"; every one without it')
+    command.add_argument("--engine", choices=["docker", "podman"], default="docker")
+    command.add_argument("--archs", help="as TORCH_CUDA_ARCH_LIST; those of the matrix without it")
     command.add_argument("--image", help="another image than the one that the image command builds")
     command.add_argument("--directory", type=Path, default=Path("dist"), help="for the wheels")
     command.set_defaults(run=_container)
@@ -284,11 +309,28 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL")
     command.add_argument("--complete", action="store_true", help="demand every architecture of the matrix")
     command.add_argument("--cuobjdump", type=Path, help="for wheels with compressed cubins")
+    command.add_argument(
+        "--torch",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FOLDER",
+        help="a torch that must have every symbol that is asked of it; may be repeated",
+    )
     command.set_defaults(run=_verify)
 
     command = commands.add_parser("index", help="lay wheels out as channels below a directory")
     command.add_argument("directory", type=Path)
-    command.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL")
+    command.add_argument("wheels", type=Path, nargs="*", metavar="WHEEL")
+    command.add_argument(
+        "--release",
+        choices=["complete", "partial"],
+        help="only wheels of this release: every one, or what is missing is listed in index.json",
+    )
+    command.add_argument("--base-url", default="", help="where the wheels are, such as a release's page; with --assets")
+    command.add_argument("--assets", type=Path, help="where to put what belongs below --base-url")
+    command.add_argument("--yank", metavar="VERSION", help="withdraw a version, of every label or with its label")
+    command.add_argument("--reason", default="", help="for --yank")
     command.set_defaults(run=_index)
 
     command = commands.add_parser("configure", help="(for CMake) find torch and nvcc, choose architectures")

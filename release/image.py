@@ -31,15 +31,15 @@ def arguments(data: Matrix, cell: Cell) -> dict[str, str]:
         # The image's own, unless nvcc refuses it.
         "GCC_TOOLSET": str(min(platform.gcc, cuda.max_gcc) if cuda else platform.gcc),
         "NVIDIA_REPOSITORY": platform.nvidia_repository,
-        "PYTHON_TAG": "cp" + cell.torch.python[-1].replace(".", ""),
         "TOOLKIT_SOURCE": source,
         "TOOLKIT_PACKAGES": packages,
         "TOOLKIT_FOLDER": folder,
     }
 
 
-def command(data: Matrix, cell: Cell, engine: str = "docker") -> list[str]:
-    """What builds and tags the image; `engine` is docker or podman."""
-    given = [text for name, value in arguments(data, cell).items() for text in ("--build-arg", f"{name}={value}")]
+def command(data: Matrix, cell: Cell, engine: str = "docker", base: str | None = None) -> list[str]:
+    """What builds and tags the image; `engine` is docker or podman, `base` another image to start from."""
+    values = {**arguments(data, cell), **({"BASE_IMAGE": base} if base else {})}
+    given = [text for name, value in values.items() for text in ("--build-arg", f"{name}={value}")]
     platform = ["--platform", _OCI_PLATFORM[cell.platform]]
     return [engine, "build", "--file", str(DOCKERFILE), *platform, *given, "--tag", tag(cell), str(DOCKERFILE.parent)]
