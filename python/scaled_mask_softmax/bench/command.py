@@ -1,0 +1,196 @@
+"""The arguments of ``scaled-mask-softmax bench``."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from . import cells, report, results
+from .cases import COLUMNS, DIRECTIONS, DTYPES, KINDS, SCORE_BYTES, SUITES, Case, all_cases
+from .peers import OURS, PEERS
+from .timing import RUNS, SECONDS
+
+OK, BAD, USAGE = 0, 1, 2
+
+# Results are written when the last ones are older than this, and at the end.
+WRITE_SECONDS = 2.0
+# A case that seems slower is measured again this often, and is slower only if it is each time.
+RETRIES = 2
+
+
+def shard(text: str) -> tuple[int, int]:
+    """ "2/8" -> (2, 8)."""
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not I/N with 1 <= I <= N")
+    return int(index), int(count)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scaled-mask-softmax bench", allow_abbrev=False)
+    parser.description = (
+        "Measure the operator beside a copy of the same size and its rivals. Every result is verified before it is "
+        "timed. Status 1: a wrong result of this operator, or a case that --compare finds slower."
+    )
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--suite", nargs="+", choices=SUITES, help="default: all, on the CPU without the headline case")
+    add("--case", nargs="+", choices=KINDS, help="kinds of cases")
+    add("--columns", nargs="+", type=int, metavar="SK", help=f"of {', '.join(map(str, COLUMNS))} and the other suites'")
+    add("--dtype", nargs="+", choices=DTYPES)
+    add("--direction", nargs="+", choices=DIRECTIONS)
+    add("--only", metavar="TEXT", default="", help="cases whose name contains TEXT")
+    add("--peers", nargs="+", choices=(*PEERS, "none"), default=list(PEERS), help="default: all that are installed")
+    add("--shard", type=shard, metavar="I/N", default=(1, 1), help="every N-th case, from the I-th on")
+    add("--seconds", type=float, metavar="N", default=math.inf, help="begin no case after N seconds")
+    add("--json", type=Path, metavar="FILE", help="keep the results here, and skip what it holds already")
+    add("--merge", nargs="+", type=Path, default=[], metavar="FILE", help="take over the results of other shards")
+    add("--no-run", action="store_true", help="measure nothing: print, merge, plot and compare what there is")
+    add("--list", action="store_true", help="print the names of the cases that would be measured")
+    add("--plot", type=Path, metavar="FILE", help="a PNG of the share of the floor over Sk (needs the extra [bench])")
+    add(
+        "--compare",
+        type=Path,
+        metavar="OLD",
+        help="fail where a case is slower than in these results, measured twice more",
+    )
+    add(
+        "--slower",
+        type=float,
+        metavar="FACTOR",
+        default=results.SLOWER,
+        help="what counts as slower; default: %(default)s",
+    )
+    add("--each", type=float, metavar="S", default=SECONDS, help=f"time an implementation for S seconds or {RUNS} runs")
+    add("--bytes", type=int, help="size of the scores in the sweep; default: past the caches")
+    add("--threads", type=int, help="of the CPU; default: torch's")
+    return parser
+
+
+def chosen_cases(options: argparse.Namespace, score_bytes: int) -> list[Case]:
+    suites = options.suite or [suite for suite in SUITES if options.device == "cuda" or suite != "headline"]
+    chosen = [
+        case
+        for case in all_cases(options.device, score_bytes)
+        if case.suite in suites
+        and (options.case is None or case.kind in options.case)
+        and (options.columns is None or case.columns in options.columns)
+        and (options.dtype is None or case.dtype_name in options.dtype)
+        and (options.direction is None or case.direction in options.direction)
+        and options.only in case.name
+    ]
+    index, count = options.shard
+    return chosen[index - 1 :: count]
+
+
+def gather(options: argparse.Namespace, score_bytes: int) -> results.Results:
+    """What was measured already."""
+    files = [path for path in (options.json, *options.merge) if path is not None]
+    known = [results.read(path) for path in files if path in options.merge or path.exists()]
+    if options.no_run:
+        if not known:
+            raise results.Mismatch("--no-run needs results: --json or --merge")
+        gathered = results.Results(known[0].environment)
+    else:
+        gathered = results.Results(results.environment(options.device, score_bytes, options.each))
+    for part in known:
+        gathered.merge(part)
+    return gathered
+
+
+def measure(options: argparse.Namespace, gathered: results.Results, cases: Sequence[Case]) -> None:
+    """Measure what is missing, until the time is up."""
+    start = written = time.monotonic()
+    peers = [name for name in PEERS if name in options.peers]
+    todo: list[tuple[Case, list[str]]] = []
+    for case in cases:
+        missing = gathered.missing(case.name, peers)
+        if missing is None or missing:
+            todo.append((case, peers if missing is None else missing))
+    if len(todo) < len(cases):
+        print(f"{len(cases) - len(todo)} of {len(cases)} cases are measured already")
+    progress = report.Progress(len(todo))
+    try:
+        for done, (case, names) in enumerate(todo):
+            if time.monotonic() - start > options.seconds:
+                print(f"stopped after {options.seconds:.0f} s: {len(todo) - done} of {len(todo)} cases are left")
+                break
+            progress.show(case.name)
+            gathered.add(case.name, cells.measure(case, [PEERS[name] for name in names], options.device, options.each))
+            progress.step()
+            print(report.line(case.name, gathered.cells[case.name]), flush=True)
+            if options.device == "cuda":
+                torch.cuda.empty_cache()
+            if options.json is not None and time.monotonic() - written > WRITE_SECONDS:
+                gathered.write(options.json)
+                written = time.monotonic()
+    finally:
+        if options.json is not None:
+            gathered.write(options.json)
+
+
+def compare(options: argparse.Namespace, gathered: results.Results, cases: Sequence[Case]) -> list[str]:
+    """A line for each case that is slower than before."""
+    old = results.read(options.compare)
+    factors = results.slowdowns(gathered, old)
+    for _ in range(0 if options.no_run else RETRIES):
+        again = results.Results(gathered.environment)
+        for case in cases:
+            if factors.get(case.name, 0.0) > options.slower:
+                beside = [PEERS["softmax"]] if options.device == "cpu" else []
+                again.add(case.name, cells.measure(case, beside, options.device, options.each))
+        if again.cells:
+            better = results.slowdowns(again, old)
+            factors = {name: min(factor, better.get(name, factor)) for name, factor in factors.items()}
+    slower = {name: factor for name, factor in factors.items() if factor > options.slower}
+    print(f"compared {len(factors)} cases with {options.compare}: {len(slower)} slower or failed")
+    return [f"  {name}: {factor:.2f}x the time that it took" for name, factor in slower.items()]
+
+
+def finish(options: argparse.Namespace, gathered: results.Results, cases: Sequence[Case]) -> int:
+    """Headline, plot and comparison; the exit status."""
+    status = OK
+    if any(cell["suite"] == "headline" for cell in gathered.cells.values()):
+        print(*report.headline(gathered), sep="\n")
+    failed = [name for name, cell in gathered.cells.items() if "failed" in cell["times"][OURS]]
+    if failed:
+        print(f"{len(failed)} cases were not timed, because this operator failed: {', '.join(failed)}", file=sys.stderr)
+        status = BAD
+    if options.plot is not None:
+        report.plot(gathered, options.plot)
+    if options.compare is not None:
+        slower = compare(options, gathered, cases)
+        print(*slower, sep="\n", end="\n" if slower else "")
+        status = BAD if slower else status
+    return status
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the bench and return its exit status."""
+    options = make_parser().parse_args(arguments)
+    score_bytes = options.bytes or SCORE_BYTES[options.device]
+    cases = chosen_cases(options, score_bytes)
+    if options.list:
+        print(*(case.name for case in cases), sep="\n")
+        return OK
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    try:
+        gathered = gather(options, score_bytes)
+        if options.no_run:
+            for name, cell in gathered.cells.items():
+                print(report.line(name, cell))
+            if options.json is not None:
+                gathered.write(options.json)
+        else:
+            measure(options, gathered, cases)
+        return finish(options, gathered, cases)
+    except (results.Mismatch, OSError, ValueError, ModuleNotFoundError) as error:
+        print(f"scaled-mask-softmax bench: {error}", file=sys.stderr)
+        return USAGE

@@ -1,0 +1,316 @@
+"""The bench: its arithmetic, what it refuses, and its files. Tiny sizes, on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stand_in
+import torch
+
+from scaled_mask_softmax.bench import cells, command, peers, reference, report, results
+from scaled_mask_softmax.bench.cases import KINDS, Case, all_cases, sweep_case
+from scaled_mask_softmax.bench.problems import make_problem, run, step
+
+TINY = ["--device", "cpu", "--bytes", "4096", "--each", "0.001", "--suite", "sweep", "--dtype", "float32"]
+TWO = [*TINY, "--columns", "8", "--case", "plain", "causal", "--direction", "forward", "--peers", "eager", "softmax"]
+
+
+def case(kind: str, backward: bool = False, columns: int = 24, suite: str = "sweep") -> Case:
+    queries = 1 if kind == "decode" else columns
+    return Case(suite, kind, "float16", 2, 3, queries, columns, backward)
+
+
+def test_floor_bytes() -> None:
+    scores = 2 * 3 * 24 * 24 * 2
+    assert case("plain").floor_bytes() == 2 * scores
+    assert case("plain", backward=True).floor_bytes() == 5 * scores
+    assert case("mask-bhqk").floor_bytes() == 3 * scores
+    assert case("mask-b1qk").floor_bytes() == 2 * scores + scores // 3
+    assert case("mask-qk").floor_bytes() == 2 * scores + scores // 6
+    assert case("padding").floor_bytes() == 2 * scores + 2 * 24
+    # Rows of 1 to 16 halves take one sector of 32 bytes; those of 17 to 24 take two, but are 48 bytes long at most.
+    live = 16 * 32 + 8 * 48
+    assert case("causal").floor_bytes() == 6 * live + scores
+    assert case("causal", backward=True).floor_bytes() == 3 * 6 * live + 2 * scores
+    assert case("causal+mask").floor_bytes() == (6 + 2) * live + scores
+    assert case("decode").floor_bytes() == 2 * (2 * 3 * 24 * 2)
+
+
+def test_cases_are_distinct_and_large_enough() -> None:
+    every = list(all_cases("cuda", 1 << 29))
+    assert len({one.name for one in every}) == len(every)
+    assert all(one.score_bytes >= 1 << 29 for one in every if one.suite == "sweep")
+
+
+@pytest.mark.parametrize("peer", [peers.OPERATOR, peers.PEERS["eager"], peers.PEERS["softmax"]], ids=lambda p: p.name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_right_results_pass(kind: str, peer: peers.Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "SLICE", 100)  # many slices, of batches and of queries
+    problem = make_problem(case(kind, backward=True), "cpu")
+    outcome = run(problem, step(problem, peer.operator(problem)))
+    reference.verify(problem, outcome, peer.alone, peer.rival)
+
+
+@pytest.mark.parametrize("suite", ["sweep", "attention"])
+@pytest.mark.parametrize("change", ["mask", "scale", "gradient", "nan"])
+def test_wrong_results_are_found(suite: str, change: str) -> None:
+    problem = make_problem(case("causal", backward=True, suite=suite), "cpu")
+    right = run(problem, step(problem, peers.OPERATOR.operator(problem)))
+    wrong = [tensor.detach().clone() for tensor in right]
+    if change == "mask":
+        wrong = list(run(problem, step(problem, lambda x: torch.softmax(x * 0.125, -1))))
+    elif change == "scale":
+        wrong[0] *= 1.05
+    elif change == "gradient":
+        wrong[1][-1, -1, -1] += 1.0
+    else:
+        wrong[0][-1, -1, -1, 0] = torch.nan
+    for rival in (False, True):
+        with pytest.raises(reference.WrongResult):
+            reference.verify(problem, tuple(wrong), rival=rival)
+
+
+def test_a_wrong_operator_is_not_timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(peers, "scaled_mask_softmax", lambda x, *_, **__: torch.softmax(x, -1))
+    assert command.main([*TWO, "--case", "plain"]) == command.BAD
+    output = capsys.readouterr()
+    assert "not timed, its result is wrong" in output.out
+    assert "1 cases were not timed" in output.err
+
+
+def test_a_rival_that_fails_leaves_the_others_alone() -> None:
+    def breaks(problem: Any) -> Any:
+        raise RuntimeError("no such kernel\nmore")
+
+    wrong = peers.Peer("wrong", lambda problem: lambda x: torch.softmax(x, -1))
+    cell = cells.measure(
+        sweep_case("plain", "float32", 8, False, 4096),
+        [wrong, peers.Peer("broken", breaks), peers.PEERS["liger"], peers.PEERS["eager"]],
+        "cpu",
+        0.001,
+    )
+    times = cell["times"]
+    assert times["wrong"].keys() == {"failed"}
+    assert times["broken"] == {"failed": "RuntimeError: no such kernel"}
+    assert times["liger"] == {"absent": "CUDA only"}
+    assert times["eager"]["seconds"] > 0
+    assert times["ours"]["share_of_floor"] == pytest.approx(
+        cell["floor_bytes"] / cell["copy_bytes_per_second"] / times["ours"]["seconds"]
+    )
+
+
+def test_shards_resume_and_merge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [tmp_path / "1.json", tmp_path / "2.json"]
+    for index, part in enumerate(parts, 1):
+        assert command.main([*TWO, "--shard", f"{index}/2", "--json", str(part)]) == 0
+        assert len(results.read(part).cells) == 1
+    whole = tmp_path / "whole.json"
+    assert command.main(["--no-run", "--merge", *map(str, parts), "--json", str(whole)]) == 0
+    merged = results.read(whole)
+    assert merged.cells == {**results.read(parts[0]).cells, **results.read(parts[1]).cells}
+    capsys.readouterr()
+    assert command.main([*TWO, "--json", str(whole)]) == 0
+    assert "2 of 2 cases are measured already" in capsys.readouterr().out
+    assert results.read(whole) == merged
+    other = results.read(parts[1])
+    other.environment["torch"] = "1.0"
+    with pytest.raises(results.Mismatch, match="torch"):
+        merged.merge(other)
+
+
+def test_peers_are_added_to_cells_of_other_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [tmp_path / "ours.json", tmp_path / "eager.json", tmp_path / "softmax.json"]
+    for part, names in zip(parts, (["none"], ["eager"], ["softmax", "liger"])):
+        assert command.main([*TWO, "--peers", *names, "--json", str(part)]) == 0
+    whole = tmp_path / "whole.json"
+    assert command.main(["--no-run", "--merge", *map(str, parts), "--json", str(whole)]) == 0
+    for name, cell in results.read(whole).cells.items():
+        assert cell["times"].keys() == {"ours", "copy", "eager", "softmax", "liger"}
+        for part, taken in zip(parts, ("ours", "eager", "softmax")):
+            assert cell["times"][taken] == results.read(part).cells[name]["times"][taken]
+    capsys.readouterr()
+    assert command.main([*TWO, "--peers", "softmax", "compile", "--json", str(whole)]) == 0
+    after = results.read(whole)
+    assert all("seconds" in cell["times"]["compile"] for cell in after.cells.values())
+    assert command.main([*TWO, "--peers", "eager", "softmax", "compile", "--json", str(whole)]) == 0
+    assert "2 of 2 cases are measured already" in capsys.readouterr().out
+
+
+def test_a_failed_cell_is_measured_again(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    assert command.main([*TWO, "--json", str(path)]) == 0
+    broken = results.read(path)
+    first = next(iter(broken.cells.values()))
+    first["times"] = {"ours": {"failed": "gone"}}
+    broken.write(path)
+    assert command.main([*TWO, "--json", str(path)]) == 0
+    assert all("seconds" in cell["times"]["ours"] for cell in results.read(path).cells.values())
+
+
+def test_the_budget_of_time_stops_between_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.json"
+    assert command.main([*TWO, "--seconds", "-1", "--json", str(path)]) == 0
+    assert "2 of 2 cases are left" in capsys.readouterr().out
+    assert results.read(path).cells == {}
+    assert command.main([*TWO, "--seconds", "1e9", "--json", str(path)]) == 0
+    assert len(results.read(path).cells) == 2
+
+
+def test_what_was_measured_survives_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = cells.measure
+    calls = []
+
+    def interrupted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return measure(*arguments)
+
+    monkeypatch.setattr(cells, "measure", interrupted)
+    path = tmp_path / "r.json"
+    with pytest.raises(KeyboardInterrupt):
+        command.main([*TWO, "--json", str(path)])
+    assert len(results.read(path).cells) == 1
+
+
+def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    assert command.main([*TWO, "--json", str(old)]) == 0
+    arguments = ["--no-run", "--json", str(new), "--compare", str(old)]
+    before = results.read(old)
+    name = next(iter(before.cells))
+    for factor, status in [(1.04, command.OK), (1.06, command.BAD)]:
+        after = copy.deepcopy(before)
+        after.cells[name]["times"]["softmax"]["ratio_to_ours"] /= factor
+        after.write(new)
+        capsys.readouterr()
+        assert command.main(arguments) == status
+        assert (f"{name}: 1.06x" in capsys.readouterr().out) == (status == command.BAD)
+    assert command.main([*arguments, "--slower", "1.07"]) == command.OK
+    after = copy.deepcopy(before)
+    after.cells[name]["times"]["ours"] = {"failed": "not timed"}
+    after.cells[name]["times"]["softmax"] = {"failed": "not timed"}
+    after.write(new)
+    assert command.main(arguments) == command.BAD
+    results.Results(before.environment).write(new)
+    assert command.main(arguments) == command.USAGE, "nothing in common"
+
+
+@pytest.mark.parametrize(("again", "status"), [(1.0, command.OK), (1.2, command.BAD)])
+def test_a_slower_case_is_measured_again(
+    again: float, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.json"
+    assert command.main([*TWO, "--json", str(path)]) == 0
+    before = results.read(path)
+    new = copy.deepcopy(before)
+    slow, other = new.cells
+    new.cells[slow]["times"]["softmax"]["ratio_to_ours"] /= 1.3
+    new.write(path)
+    old = tmp_path / "old.json"
+    before.write(old)
+    measured = []
+
+    def measure(case: Case, *_: Any) -> Any:
+        measured.append(case.name)
+        cell = copy.deepcopy(before.cells[case.name])
+        cell["times"]["softmax"]["ratio_to_ours"] /= again
+        return cell
+
+    monkeypatch.setattr(cells, "measure", measure)
+    assert command.main([*TWO, "--json", str(path), "--compare", str(old)]) == status
+    assert measured == [slow] * (1 if again == 1.0 else command.RETRIES)
+    assert other not in measured
+
+
+def test_cells_compare_by_what_was_measured_beside_them() -> None:
+    cell = {"times": {"ours": {"seconds": 2.0, "share_of_floor": 0.5}, "softmax": {"ratio_to_ours": 3.0}}}
+    assert results.cost(cell, "cuda") == 2.0
+    assert results.cost(cell, "cpu") == pytest.approx(1 / 3)
+    assert results.cost({"times": {"ours": {"seconds": 2.0}}}, "cuda") == 2.0
+    assert results.cost({"times": {"ours": {"seconds": 2.0}}}, "cpu") is None
+
+
+def test_slices_of_causal_rows_see_what_a_square_sees() -> None:
+    long = sweep_case("causal", "float16", 65536, False, 1 << 29)
+    assert long.queries < long.columns
+    assert long.live_bytes() == pytest.approx(long.queries * long.columns * 2 / 2, rel=0.01)
+    decode = sweep_case("decode", "float16", 65536, False, 1 << 29)
+    assert decode.live_bytes() == decode.queries * decode.columns * 2
+    assert sweep_case("causal", "float32", 16384, False, 1 << 29).diagonal == 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal"])
+def test_the_form_in_place(kind: str) -> None:
+    problem = make_problem(case(kind, backward=True, suite="headline"), "cpu")
+    forward = step(problem, peers.PEERS["in-place"].operator(problem))
+    reference.verify(problem, run(problem, forward))
+    before = problem.inputs[0].detach().clone()
+    run(problem, forward)
+    assert torch.equal(problem.inputs[0], before)
+    assert peers.PEERS["in-place"].competes(kind) is False
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "padding"])
+@pytest.mark.parametrize("name", ["apex", "te", "liger", "quack"])
+def test_rivals_of_cuda_say_so(name: str, kind: str) -> None:
+    with pytest.raises(peers.Unsupported, match="CUDA only"):
+        peers.PEERS[name].operator(make_problem(case(kind, columns=32), "cpu"))
+
+
+def test_a_gradient_that_a_peer_overwrites_is_its_own() -> None:
+    class Overwrites(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            y = (x.float() * 0.125).softmax(-1).to(x.dtype)
+            ctx.save_for_backward(y)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            (y,) = ctx.saved_tensors
+            dx = 0.125 * y.float() * (grad.float() - (grad.float() * y.float()).sum(-1, keepdim=True))
+            return grad.copy_(dx)
+
+    peer = peers.Peer("overwrites", lambda problem: Overwrites.apply, overwrites_grad=True)
+    cell = cells.measure(case("plain", backward=True), [peer, peers.PEERS["eager"]], "cpu", 0.001)
+    assert "seconds" in cell["times"]["overwrites"]
+    assert "seconds" in cell["times"]["eager"]
+
+
+def test_headline_arithmetic() -> None:
+    text = "\n".join(report.headline(results.Results({})))
+    assert "2.15 GB" in text
+    assert "0.34" not in text or "340.00 us is impossible" in text
+    assert "2.106 ms" in text
+    assert "2.870 ms is impossible" in text
+
+
+def test_a_lack_of_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("too large")
+
+    monkeypatch.setattr(cells, "make_problem", fails)
+    cell = cells.measure(case("plain"), [], "cpu", 0.001)
+    assert cell["times"] == {"ours": {"failed": "OutOfMemoryError: too large"}}
+    assert "too large" in report.line("x", cell)
+
+
+def test_command_end_to_end(tmp_path: Path) -> None:
+    (entry,) = importlib.metadata.entry_points(group="console_scripts", name="scaled-mask-softmax")
+    call = f"import sys; from {entry.module} import {entry.attr}; sys.exit({entry.attr}())"
+    result = stand_in.run(["-c", call, "bench", *TWO, "--json", str(tmp_path / "r.json")])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("of the floor") == 2
+    assert len(json.loads((tmp_path / "r.json").read_text("utf-8"))["cells"]) == 2
+
+
+def test_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the plot needs the extra [bench]")
+    assert command.main([*TWO, "--plot", str(tmp_path / "r.png")]) == 0
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
