@@ -10,6 +10,7 @@ import pytest
 import tolerances
 import torch
 from checks import (
+    DTYPES,
     DTYPES_AND_KINDS,
     SIXTEEN_BIT,
     assert_is_forward,
@@ -242,6 +243,14 @@ def test_derivatives_of_the_mask_are_refused() -> None:
             torch.func.jvp(lambda value, scores=scores: _composite.forward(scores(value), value), (mask,), (mask,))
 
 
+def contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(-1, -2)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(dynamic: bool) -> None:
     def function(scores: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -259,3 +268,24 @@ def test_compile(dynamic: bool) -> None:
         y, expected = compiled(x, mask), function(x, mask)
         torch.testing.assert_close(y, expected)
         torch.testing.assert_close(torch.autograd.grad(y, x, grad), torch.autograd.grad(expected, x, grad))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("layout", [contiguous, transposed])
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_compiled_gradient(dtype: torch.dtype, layout: Callable[[torch.Tensor], torch.Tensor], in_place: bool) -> None:
+    """Whether or not the conversions to and from the dtype and layout of the computation change anything."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        scores = layout(x * 2)
+        if not in_place:
+            return _composite.forward(scores, None, 0.5, True)
+        _composite.forward_in_place(scores, None, 0.5, True)
+        return scores
+
+    torch.compiler.reset()
+    x = normal((2, 3, 4), dtype, "cpu").requires_grad_()
+    y, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(x), function(x)
+    torch.testing.assert_close(y, expected)
+    grad = normal(y.shape, dtype, "cpu", 4)
+    torch.testing.assert_close(torch.autograd.grad(y, x, grad), torch.autograd.grad(expected, x, grad))

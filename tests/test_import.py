@@ -554,7 +554,10 @@ def test_a_plain_wheel_is_traced_whole_and_says_nothing_on_rocm(tmp_path: Path) 
     stand_in.package(tmp_path, None)
     code = """
 import types
+import warnings
 import torch
+# torch's compiler warns of torch itself.
+warnings.filterwarnings("ignore", ".*autograd.function.Function.* should not be instantiated", DeprecationWarning)
 real = torch.version.cuda, torch.version.hip
 torch.version.cuda, torch.version.hip = None, "6.4"
 import scaled_mask_softmax as package

@@ -51,7 +51,10 @@ def _probabilities(
     if x.numel() == 0:
         return scores.to(x.dtype).contiguous()
     dead = (scores == float("-inf")).all(-1, keepdim=True)
-    return torch.softmax(scores, -1).masked_fill(dead, 0.0).to(x.dtype).contiguous()
+    # Filled last, so that the result is a tensor of its own: torch.compile of torch 2.11 returns all intermediate
+    # tensors of an autograd.Function, and loses the gradient where one of them, before a conversion that changed
+    # nothing, is the result itself.
+    return torch.softmax(scores, -1).to(x.dtype).contiguous().masked_fill(dead, 0.0)
 
 
 def _derivative(arriving: torch.Tensor, y: torch.Tensor, scale: float, is_causal: bool, diagonal: int) -> torch.Tensor:
