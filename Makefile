@@ -8,11 +8,12 @@ choice = $(call give,torch,TORCH) $(call give,cuda,CUDA)
 cell = $(choice) $(call give,python,PYTHON) $(call give,archs,ARCHS)
 engine = $(call give,platform,PLATFORM) $(call give,engine,ENGINE)
 
-.PHONY: help wheel plain-wheel image container test sanitize lint lint-workflows format typecheck clean
+.PHONY: help wheel plain-wheel image container test clients sanitize lint lint-workflows format typecheck clean
 
 help:
 	@echo "make wheel        build, verify, install and exercise a wheel; TEST=no only builds and verifies it"
 	@echo "make test         build, install and run the test suite; PYTEST=\"-k name\" passes options"
+	@echo "make clients      try channels with old and new pip, uv and poetry"
 	@echo "make sanitize     CPU tests with AddressSanitizer and UBSan"
 	@echo "make plain-wheel  build the wheel without native code into dist/"
 	@echo "make image        build the image that wheels for others are built in; needs docker, or ENGINE=podman"
@@ -46,6 +47,9 @@ lint-workflows:
 
 lint:
 	@$(python) -m release lint
+
+clients:
+	@$(python) -m release clients $(call give,pytest,PYTEST)
 
 sanitize:
 	@$(python) -m release sanitize $(cell) $(call give,pytest,PYTEST)

@@ -224,6 +224,12 @@ def _lint_workflows(arguments: argparse.Namespace) -> None:
     environments.lint_workflows(preflight.interpreter(None))
 
 
+def _clients(arguments: argparse.Namespace) -> None:
+    from . import clients, preflight
+
+    clients.run(preflight.interpreter(None), shlex.split(arguments.pytest))
+
+
 def _plain_wheel(arguments: argparse.Namespace) -> None:
     _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
     from . import build, environments, preflight
@@ -300,6 +306,10 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("lint-workflows", help="lint workflows, Dockerfiles and scripts")
     command.set_defaults(run=_lint_workflows)
+
+    command = commands.add_parser("clients", help="try channels with old and new installers (make clients)")
+    command.add_argument("--pytest", default="", help="arguments for pytest")
+    command.set_defaults(run=_clients)
 
     command = commands.add_parser("plain-wheel", help="build the wheel without native code")
     command.add_argument("directory", type=Path, nargs="?", default=Path("dist"))

@@ -1,0 +1,278 @@
+"""What installers make of a channel: over HTTP and from a folder, beside channels and torches that they must not take.
+
+The pip of this environment is tried always; `make clients` fetches the others and names their folder in SMS_CLIENTS.
+"""
+
+import base64
+import functools
+import hashlib
+import http.server
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from release import index
+
+CLIENTS = Path(os.environ["SMS_CLIENTS"]) if "SMS_CLIENTS" in os.environ else None
+PIPS = ["pip", *(sorted(path.name for path in CLIENTS.glob("pip-*")) if CLIENTS else [])]
+INSTALLERS = [*PIPS, *(["uv"] if CLIENTS else [])]
+# Older than the standard for metadata beside a wheel.
+OLDEST = "pip-21.2.4"
+FULL = "scaled-mask-softmax==1.0.0+cu130torch2.14"
+
+
+def make_wheel(folder, name, version, requires=()):
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\nRequires-Python: >=3.10\n"
+    text += "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
+    files = {
+        f"{name}/__init__.py": f"VERSION = {version!r}\n",
+        f"{info}/METADATA": text,
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    rows = ""
+    for file, contents in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(contents.encode()).digest()).rstrip(b"=").decode()
+        rows += f"{file},sha256={digest},{len(contents)}\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, contents in {**files, f"{info}/RECORD": f"{rows}{info}/RECORD,,\n"}.items():
+            archive.writestr(file, contents)
+    return path
+
+
+def ours(folder, version, torch="2.14"):
+    major, minor = torch.split(".")
+    return make_wheel(folder, "scaled_mask_softmax", version, [f"torch<{major}.{int(minor) + 1},>={torch}"])
+
+
+class Log(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, form, *values):
+        self.server.asked.append(self.path)
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A channel with a good and a withdrawn version, and a neighbour whose version is higher."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    good, bad = ours(folder, "1.0.0+cu130torch2.14"), ours(folder, "1.0.1+cu130torch2.14")
+    site = tmp_path / "a site"
+    index.write(site, [good, bad, ours(folder, "1.0.2+cu126torch2.14"), ours(folder, "1.0.2+cu130torch2.15", "2.15")])
+    found = index.Index(site)
+    found.yank("1.0.1", "wrong rows")
+    found.write()
+    return site
+
+
+@pytest.fixture(params=["http", "file"])
+def root(request, site):
+    """The site's address, and what was asked of its server (None without one)."""
+    if request.param == "file":
+        yield site.as_uri(), None
+        return
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Log, directory=str(site))) as server:
+        server.asked = []
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", server.asked
+        server.shutdown()
+        thread.join()
+
+
+class Target:
+    """A virtual environment with a torch in it, and an installer that works on it."""
+
+    def __init__(self, folder, client, torch):
+        self.client, self.folder = client, folder
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+        self.python = folder / "venv/bin/python"
+        (self.packages,) = (folder / "venv").glob("lib/*/site-packages")
+        if client == "pip":
+            # This environment's pip, without its neighbours.
+            (folder / "pip").mkdir()
+            (folder / "pip/pip").symlink_to(Path(importlib.util.find_spec("pip").origin).parent)
+        with zipfile.ZipFile(make_wheel(folder, "torch", torch)) as archive:
+            archive.extractall(self.packages)
+
+    def install(self, channel, *arguments):
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(self.folder), "PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1"}
+        if self.client == "uv":
+            command = [CLIENTS / "bin/uv", "pip", "install", "--python", self.python, "--no-cache"]
+        else:
+            env["PYTHONPATH"] = str(self.folder / "pip" if self.client == "pip" else CLIENTS / self.client)
+            command = [self.python, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check"]
+        command += ["--index-url", f"{channel}/", *arguments]
+        return subprocess.run(command, env=env, capture_output=True, text=True)
+
+    @property
+    def installed(self):
+        found = importlib.metadata.distributions(path=[str(self.packages)])
+        return {distribution.name: distribution.version for distribution in found}
+
+
+@pytest.fixture
+def target(tmp_path):
+    def make(client, torch="2.14.1"):
+        return Target(tmp_path, client, torch)
+
+    return make
+
+
+@pytest.mark.parametrize("client", INSTALLERS)
+def test_the_printed_command_beside_decoys(root, target, client):
+    here, (address, asked) = target(client), root
+    done = here.install(f"{address}/whl/cu130/torch2.14", "--no-deps", FULL)
+    assert done.returncode == 0, done.stderr
+    assert here.installed == {"torch": "2.14.1", "scaled-mask-softmax": "1.0.0+cu130torch2.14"}
+    if asked is not None:
+        assert not [path for path in asked if "cu126" in path or "torch2.15" in path]
+
+
+@pytest.mark.parametrize("client", INSTALLERS)
+def test_torch_stays_as_it_is(root, target, client):
+    here, (address, _) = target(client), root
+    done = here.install(f"{address}/whl/cu130/torch2.14", FULL)
+    assert done.returncode == 0, done.stderr
+    assert here.installed == {"torch": "2.14.1", "scaled-mask-softmax": "1.0.0+cu130torch2.14"}
+
+
+@pytest.mark.parametrize("client", INSTALLERS)
+def test_another_torch_fails_loudly_and_stays(root, target, client):
+    here, (address, asked) = target(client, torch="2.13.0"), root
+    done = here.install(f"{address}/whl/cu130/torch2.14", FULL)
+    assert done.returncode != 0
+    assert "torch" in done.stderr
+    assert here.installed == {"torch": "2.13.0"}
+    if asked is not None and client != OLDEST:
+        # From the wheel's metadata alone.
+        assert {path.rpartition(".")[2] for path in asked if ".whl" in path} == {"metadata"}
+
+
+@pytest.mark.parametrize("client", INSTALLERS)
+def test_a_withdrawn_release(root, target, client):
+    here, (address, _) = target(client), root
+    channel = f"{address}/whl/cu130/torch2.14"
+    assert here.install(channel, "--no-deps", "scaled-mask-softmax").returncode == 0
+    assert here.installed["scaled-mask-softmax"] == "1.0.0+cu130torch2.14"
+    # Who asks for it exactly gets it, and is told.
+    done = here.install(channel, "--no-deps", "scaled-mask-softmax==1.0.1+cu130torch2.14")
+    assert done.returncode == 0
+    assert "wrong rows" in done.stdout + done.stderr
+    assert here.installed["scaled-mask-softmax"] == "1.0.1+cu130torch2.14"
+
+
+@pytest.mark.parametrize("client", INSTALLERS)
+def test_a_channel_that_was_copied_elsewhere(site, target, tmp_path, client):
+    mirror = tmp_path / "mirror of one channel"
+    shutil.copytree(site / "whl/cu130/torch2.14", mirror)
+    shutil.rmtree(site)
+    here = target(client)
+    done = here.install(mirror.as_uri(), "--no-deps", FULL)
+    assert done.returncode == 0, done.stderr
+    assert here.installed["scaled-mask-softmax"] == "1.0.0+cu130torch2.14"
+
+
+@pytest.mark.parametrize("client", INSTALLERS)
+def test_a_tampered_wheel_is_refused(root, site, target, client):
+    here, (address, _) = target(client), root
+    (wheel,) = site.glob("whl/cu130/torch2.14/*/scaled_mask_softmax-1.0.0+*.whl")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("scaled_mask_softmax/more.py", "import os\n")
+    done = here.install(f"{address}/whl/cu130/torch2.14", "--no-deps", FULL)
+    assert done.returncode != 0
+    assert "hash" in done.stderr.lower()
+    assert here.installed == {"torch": "2.14.1"}
+
+
+PROJECTS = {
+    "uv": """
+[project]
+name = "user"
+version = "1"
+requires-python = ">=3.10"
+dependencies = ["{full}", "torch"]
+
+[[tool.uv.index]]
+name = "kernels"
+url = "{channel}"
+explicit = true
+
+[[tool.uv.index]]
+name = "registry"
+url = "{registry}"
+default = true
+
+[tool.uv.sources]
+scaled-mask-softmax = {{ index = "kernels" }}
+""",
+    "poetry": """
+[project]
+name = "user"
+version = "1"
+requires-python = ">=3.10"
+dependencies = ["{full}", "torch"]
+
+[tool.poetry]
+package-mode = false
+
+[tool.poetry.dependencies]
+scaled-mask-softmax = {{ source = "kernels" }}
+torch = {{ source = "registry" }}
+
+[[tool.poetry.source]]
+name = "kernels"
+url = "{channel}"
+priority = "explicit"
+
+[[tool.poetry.source]]
+name = "registry"
+url = "{registry}"
+priority = "primary"
+""",
+}
+
+
+@pytest.mark.parametrize("client", sorted(PROJECTS) if CLIENTS else [])
+def test_projects_lock_and_install(site, tmp_path, client):
+    """A lock file takes the torch that the wheel is for, though the registry offers a newer one; it installs."""
+    registry = site / "registry/torch"
+    registry.mkdir(parents=True)
+    for version in ("2.13.0", "2.14.1", "2.15.0"):
+        make_wheel(registry, "torch", version)
+    links = [f'<a href="{path.name}">{path.name}</a>' for path in sorted(registry.glob("*.whl"))]
+    (registry / "index.html").write_text("".join(links))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Log, directory=str(site))) as server:
+        server.asked = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        folder = tmp_path / "project"
+        folder.mkdir()
+        channel = f"{address}/whl/cu130/torch2.14/"
+        (folder / "pyproject.toml").write_text(
+            PROJECTS[client].format(full=FULL, channel=channel, registry=f"{address}/registry/")
+        )
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "POETRY_VIRTUALENVS_IN_PROJECT": "1"}
+        program = [CLIENTS / "bin" / client]
+        if client == "uv":
+            steps = [["lock", "--python", sys.executable], ["sync", "--frozen", "--python", sys.executable]]
+        else:
+            steps = [["env", "use", sys.executable], ["lock"], ["install"]]
+        for step in steps:
+            done = subprocess.run([*program, *step], cwd=folder, env=env, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+        server.shutdown()
+    (lock,) = folder.glob("*.lock")
+    (wheel,) = site.glob("whl/cu130/torch2.14/*/scaled_mask_softmax-1.0.0+*.whl")
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() in lock.read_text()
+    (packages,) = (folder / ".venv").glob("lib/*/site-packages")
+    found = {item.name: item.version for item in importlib.metadata.distributions(path=[str(packages)])}
+    assert (found["torch"], found["scaled-mask-softmax"]) == ("2.14.1", "1.0.0+cu130torch2.14")
