@@ -8,12 +8,15 @@ choice = $(call give,torch,TORCH) $(call give,cuda,CUDA)
 cell = $(choice) $(call give,python,PYTHON) $(call give,archs,ARCHS)
 engine = $(call give,platform,PLATFORM) $(call give,engine,ENGINE)
 
-.PHONY: help wheel plain-wheel image container test clients sanitize lint lint-workflows format typecheck clean
+.PHONY: help wheel plain-wheel image container test bench profile clients sanitize lint lint-workflows format typecheck \
+	clean
 
 help:
 	@echo "make wheel        build, verify, install and exercise a wheel; TEST=no only builds and verifies it"
 	@echo "make test         build, install and run the test suite; PYTEST=\"-k name\" passes options"
 	@echo "make clients      try channels with old and new pip, uv and poetry"
+	@echo "make bench        build, install and measure; BENCH=\"--suite small\" passes options, BENCH=--help lists them"
+	@echo "make profile      trace one case on a GPU and measure its kernels; CASE=\"float16 Sk=2048 causal forward\""
 	@echo "make sanitize     CPU tests with AddressSanitizer and UBSan"
 	@echo "make plain-wheel  build the wheel without native code into dist/"
 	@echo "make image        build the image that wheels for others are built in; needs docker, or ENGINE=podman"
@@ -22,9 +25,9 @@ help:
 	@echo "make lint         ruff's checks and formatting, without changing anything"
 	@echo "make format       let ruff reformat"
 	@echo "make typecheck    mypy --strict"
-	@echo "make clean        remove build/, dist/ and caches of this folder"
+	@echo "make clean        remove build/, dist/, profile/ and caches of this folder"
 	@echo
-	@echo "Options of wheel and test: TORCH=2.14 CUDA=cu130 (or cpu) PYTHON=3.11 ARCHS=\"9.0\""
+	@echo "Options of wheel, test, bench and profile: TORCH=2.14 CUDA=cu130 (or cpu) PYTHON=3.11 ARCHS=\"9.0\""
 	@echo "What is fetched is kept in \$${XDG_CACHE_HOME:-~/.cache}/scaled-mask-softmax"
 
 wheel:
@@ -32,6 +35,12 @@ wheel:
 
 test:
 	@$(python) -m release test $(cell) $(call give,pytest,PYTEST)
+
+bench:
+	@$(python) -m release bench $(cell) $(call give,bench,BENCH)
+
+profile:
+	@$(python) -m release profile $(cell) $(call give,case,CASE)
 
 plain-wheel:
 	@$(python) -m release plain-wheel dist
@@ -61,4 +70,4 @@ typecheck:
 	@$(python) -m release typecheck $(cell)
 
 clean:
-	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf build dist profile .pytest_cache .mypy_cache .ruff_cache .hypothesis

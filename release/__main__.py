@@ -194,6 +194,7 @@ def _cell_command(arguments: argparse.Namespace) -> None:
     from .options import words
 
     options, pytest = _options(arguments), words("PYTEST", getattr(arguments, "pytest", ""))
+    measure = [arguments.case] if arguments.command == "profile" else words("BENCH", getattr(arguments, "bench", ""))
     if arguments.interpreter is None:
         _inside(arguments)
     os.environ.pop("PYTHONPATH", None)
@@ -204,8 +205,10 @@ def _cell_command(arguments: argparse.Namespace) -> None:
         wheel.wheel(options, interpreter)
     elif arguments.command == "typecheck":
         wheel.typecheck(options, interpreter)
+    elif arguments.command in ("bench", "profile"):
+        wheel.test(options, interpreter, "scaled_mask_softmax_cli", [arguments.command, *measure], sanitize=False)
     else:
-        wheel.test(options, interpreter, pytest, sanitize=arguments.command == "sanitize")
+        wheel.test(options, interpreter, "pytest", pytest, sanitize=arguments.command == "sanitize")
 
 
 def _lint(arguments: argparse.Namespace) -> None:
@@ -297,6 +300,13 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=f"build, install and run {text} (make {name})")
         _cell_options(command)
         command.add_argument("--pytest", default="", help="arguments for pytest")
+
+    command = commands.add_parser("bench", help="build, install and measure (make bench)")
+    _cell_options(command)
+    command.add_argument("--bench", default="", help="arguments for scaled-mask-softmax bench")
+    command = commands.add_parser("profile", help="build, install and profile a case (make profile)")
+    _cell_options(command)
+    command.add_argument("--case", required=True, help="its name, as the bench lists it")
 
     command = commands.add_parser("typecheck", help="mypy --strict against the torch of a cell (make typecheck)")
     _cell_options(command)

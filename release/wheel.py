@@ -185,8 +185,8 @@ def _sanitizer_environment() -> dict[str, str]:
     }
 
 
-def test(options: Options, interpreter: Interpreter, arguments: list[str], *, sanitize: bool) -> None:
-    """Builds for this machine, installs into an environment with the test dependencies and runs pytest there.
+def test(options: Options, interpreter: Interpreter, module: str, arguments: list[str], *, sanitize: bool) -> None:
+    """Builds for this machine, installs into an environment with the test dependencies and runs the module there.
 
     With `sanitize` the C++ code is built with AddressSanitizer and UBSan, and the tests for that run on the CPU.
     """
@@ -215,19 +215,19 @@ def test(options: Options, interpreter: Interpreter, arguments: list[str], *, sa
     steps.next(f"building and installing{f' for {archs}' if archs else ''}{', with sanitizers' if sanitize else ''}")
     raw = build.native(parts, archs, WORK / "wheels" / name / kind, sanitize=sanitize)
     pip(environment, ["install", "--force-reinstall", "--no-deps", raw], what="installing the built wheel")
-    steps.next("tests")
+    steps.next("tests" if module == "pytest" else arguments[0])
     if sanitize:
         arguments = ["-m", "sanitizer", *arguments]
-    if sanitize or not gpus:
+    if module == "pytest" and (sanitize or not gpus):
         # One process a core; with a GPU they would fight over its memory.
         arguments = ["-n", str(os.cpu_count() or 1), *arguments]
     env = {**os.environ, **preload}
     if sanitize:
         env["CUDA_VISIBLE_DEVICES"] = ""
     env["PATH"] = f"{environment.path / 'bin'}:{parts.tools.path / 'bin'}:{env['PATH']}"
-    # pytest shows its own progress, so it gets the terminal.
+    # It shows its own progress, so it gets the terminal.
     os.chdir(ROOT)
-    os.execve(environment.python, [str(environment.python), "-m", "pytest", *arguments], env)
+    os.execve(environment.python, [str(environment.python), "-m", module, *arguments], env)
 
 
 def typecheck(options: Options, interpreter: Interpreter) -> None:

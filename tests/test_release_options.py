@@ -45,6 +45,10 @@ def run(tmp_path, *arguments, **variables):
         (["wheel", "--python=three"], "PYTHON=three is no working Python here: give "),
         (["wheel", "--python=/bin/true"], "PYTHON=/bin/true is no working Python here: give "),
         (["wheel", "--test=maybe"], "TEST=maybe is neither yes nor no: give TEST=no, or leave it out"),
+        (
+            ["bench", "--bench=--only 'unbalanced"],
+            "BENCH=--only 'unbalanced has a quotation mark without its partner: ",
+        ),
         (["test", "--pytest=-k 'unbalanced"], "PYTEST=-k 'unbalanced has a quotation mark without its partner: "),
     ],
 )

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
 from . import doctor
 
+# The commands that import torch and the package. Their arguments are their own, so that this parser need not know them.
+MEASURING = {
+    "bench": ("scaled_mask_softmax.bench.command", "measure the operator beside its rivals"),
+    "profile": ("scaled_mask_softmax.bench.profile", "trace one case and measure its kernels"),
+}
 
-def bench(arguments: Sequence[str]) -> int:
-    """Run the bench, the one command that imports torch and the package."""
+
+def measure(command: str, arguments: Sequence[str]) -> int:
+    """Run one of them."""
     try:
-        from scaled_mask_softmax.bench import command
+        module = importlib.import_module(MEASURING[command][0])
     except ImportError as error:
-        print(f"scaled-mask-softmax bench: {error}", file=sys.stderr)
+        print(f"scaled-mask-softmax {command}: {error}", file=sys.stderr)
         return doctor.NOTHING
-    return command.main(arguments)
+    status: int = module.main(arguments)
+    return status
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if list(arguments[:1]) == ["bench"]:  # its arguments are its own, so that this parser needs no import to know them
-        return bench(arguments[1:])
+    if arguments and arguments[0] in MEASURING:
+        return measure(arguments[0], arguments[1:])
     parser = argparse.ArgumentParser(prog="scaled-mask-softmax", allow_abbrev=False)
     parser.description = "Look at an installation of scaled-mask-softmax, without importing it; or measure it."
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -32,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "doctor",
         help="compare the installed build with torch; status 0: fits, 1: does not, 2: nothing to compare",
     ).set_defaults(run=doctor.examine)
-    commands.add_parser("bench", help="measure the operator beside its rivals; bench --help says more")
+    for name, (_, text) in MEASURING.items():
+        commands.add_parser(name, help=f"{text}; {name} --help says more")
     status: int = parser.parse_args(arguments).run()
     return status
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from . import cells, report, results
+from . import cells, report, results, tables
 from .cases import COLUMNS, DIRECTIONS, DTYPES, KINDS, SCORE_BYTES, SUITES, Case, all_cases
 from .peers import OURS, PEERS
 from .timing import RUNS, SECONDS
@@ -54,19 +54,10 @@ def make_parser() -> argparse.ArgumentParser:
     add("--no-run", action="store_true", help="measure nothing: print, merge, plot and compare what there is")
     add("--list", action="store_true", help="print the names of the cases that would be measured")
     add("--plot", type=Path, metavar="FILE", help="a PNG of the share of the floor over Sk (needs the extra [bench])")
-    add(
-        "--compare",
-        type=Path,
-        metavar="OLD",
-        help="fail where a case is slower than in these results, measured twice more",
-    )
-    add(
-        "--slower",
-        type=float,
-        metavar="FACTOR",
-        default=results.SLOWER,
-        help="what counts as slower; default: %(default)s",
-    )
+    add("--fill", nargs="+", type=Path, default=[], metavar="FILE", help="write the tables into these Markdown files")
+    add("--bars", action="store_true", help="print how the results stand beside the bars that this project sets itself")
+    add("--compare", type=Path, metavar="OLD", help="fail where a case is slower than in these results")
+    add("--slower", type=float, metavar="FACTOR", default=results.SLOWER, help="what is slower; default: %(default)s")
     add("--each", type=float, metavar="S", default=SECONDS, help=f"time an implementation for S seconds or {RUNS} runs")
     add("--bytes", type=int, help="size of the scores in the sweep; default: past the caches")
     add("--threads", type=int, help="of the CPU; default: torch's")
@@ -154,7 +145,7 @@ def compare(options: argparse.Namespace, gathered: results.Results, cases: Seque
 
 
 def finish(options: argparse.Namespace, gathered: results.Results, cases: Sequence[Case]) -> int:
-    """Headline, plot and comparison; the exit status."""
+    """Headline, plot, tables and comparison; the exit status."""
     status = OK
     if any(cell["suite"] == "headline" for cell in gathered.cells.values()):
         print(*report.headline(gathered), sep="\n")
@@ -164,6 +155,10 @@ def finish(options: argparse.Namespace, gathered: results.Results, cases: Sequen
         status = BAD
     if options.plot is not None:
         report.plot(gathered, options.plot)
+    if options.bars:
+        print(tables.bars(gathered))
+    for path in options.fill:
+        path.write_text(tables.filled(path.read_text("utf-8"), gathered), "utf-8")
     if options.compare is not None:
         slower = compare(options, gathered, cases)
         print(*slower, sep="\n", end="\n" if slower else "")
