@@ -227,6 +227,29 @@ def _lint_workflows(arguments: argparse.Namespace) -> None:
     environments.lint_workflows(preflight.interpreter(None))
 
 
+def _new_torch(arguments: argparse.Namespace) -> None:
+    _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    from . import environments, matrix, new_torch, preflight
+    from .progress import StepError
+
+    data, tools = matrix.load(), environments.tools(preflight.interpreter(None))
+    lacking = new_torch.lacking(data, new_torch.released(tools))
+    if not arguments.minor:
+        print("\n".join(f"torch {release}" for release in lacking) or "the matrix has the newest torch releases")
+        return
+    release = next((release for release in lacking if release.rpartition(".")[0] == arguments.minor), None)
+    if release is None:
+        raise StepError(f"the registry has no torch {arguments.minor} that the matrix lacks")
+    found = new_torch.published(tools, data, release)
+    text = new_torch.updated(matrix.MATRIX_FILE.read_text(encoding="utf-8"), data, found)
+    if arguments.write:
+        matrix.MATRIX_FILE.write_text(text, encoding="utf-8")
+        print(f"{matrix.MATRIX_FILE} has torch {release} now.")
+    else:
+        print(f"For {matrix.MATRIX_FILE} (--write puts it there):\n\n{new_torch.row(found)}")
+    print(new_torch.steps(data, found), end="")
+
+
 def _clients(arguments: argparse.Namespace) -> None:
     from . import clients, preflight
 
@@ -316,6 +339,11 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("lint-workflows", help="lint workflows, Dockerfiles and scripts")
     command.set_defaults(run=_lint_workflows)
+
+    command = commands.add_parser("new-torch", help="find torch releases that the matrix lacks, and add one")
+    command.add_argument("minor", nargs="?", help="such as 2.16; without it the command lists what the matrix lacks")
+    command.add_argument("--write", action="store_true", help="change matrix.toml")
+    command.set_defaults(run=_new_torch)
 
     command = commands.add_parser("clients", help="try channels with old and new installers (make clients)")
     command.add_argument("--pytest", default="", help="arguments for pytest")
