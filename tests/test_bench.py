@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +315,29 @@ def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the plot needs the extra [bench]")
     assert command.main([*TWO, "--plot", str(tmp_path / "r.png")]) == 0
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize(
+    "selection",
+    [
+        ["--suite", "sweep", "--bytes", "65536", "--columns", "64", "1001", "--dtype", "float16"],
+        ["--suite", "attention", "--columns", "128"],
+        ["--suite", "small", "--columns", "8", "64", "--dtype", "float16"],
+    ],
+    ids=lambda selection: selection[1],
+)
+def test_on_a_cuda_device(selection: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    others = ["eager", "compile"] if selection[1] == "small" else ["eager", "softmax"]
+    arguments = ["--device", "cuda", "--each", "0.01", *selection, "--peers", *others, "--json", str(path)]
+    assert command.main(arguments) == command.OK
+    cells = results.read(path).cells
+    assert cells
+    for name, cell in cells.items():
+        assert not [entry for entry in cell["times"].values() if "failed" in entry], name
+        assert cell["times"]["ours"]["seconds"] > 0
+        if cell["suite"] == "sweep":
+            outputs = 2 if cell["direction"] == "forward+backward" else 1
+            assert cell["times"]["ours"]["peak_bytes"] <= outputs * (2 * math.prod(cell["shape"]) + 512)
+            assert cell["times"]["ours"]["share_of_floor"] > 0
