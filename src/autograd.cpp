@@ -1,159 +1,165 @@
-// Autograd and version counting, for every device. Saved for backward: y only.
-#include <ATen/core/dispatch/Dispatcher.h>
+// Derivatives of every order in both modes, and version counting, for every device. Saved for backward: y only.
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/custom_function.h>
+#include <ATen/ops/where.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
-#include <optional>
+#include "derivative.h"
+#include "operators.h"
 
 namespace sms {
 namespace {
 
 using at::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-using OptionalSymInt = std::optional<c10::SymInt>;
-using torch::autograd::AutogradContext;
+using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-using ForwardSignature = Tensor(const Tensor&, const OptionalTensor&, double, bool, c10::SymInt, OptionalSymInt,
-                                const OptionalTensor&, const OptionalTensor&);
-using InPlaceSignature = void(Tensor&, const OptionalTensor&, double, bool, c10::SymInt, OptionalSymInt,
-                              const OptionalTensor&, const OptionalTensor&);
-using BackwardSignature = Tensor(const Tensor&, const Tensor&, double, bool, c10::SymInt, OptionalSymInt,
-                                 const OptionalTensor&);
-
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> find_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
-Tensor call_forward(const Tensor& x, const OptionalTensor& mask, double scale, bool is_causal, c10::SymInt diagonal,
-                    OptionalSymInt window, const OptionalTensor& key_lengths, const OptionalTensor& sink) {
-  static const auto op = find_operator<ForwardSignature>("scaled_mask_softmax::scaled_mask_softmax");
-  return op.call(x, mask, scale, is_causal, std::move(diagonal), std::move(window), key_lengths, sink);
-}
-
-void call_forward_in_place(Tensor& x, const OptionalTensor& mask, double scale, bool is_causal, c10::SymInt diagonal,
-                           OptionalSymInt window, const OptionalTensor& key_lengths, const OptionalTensor& sink) {
-  static const auto op = find_operator<InPlaceSignature>("scaled_mask_softmax::scaled_mask_softmax_");
-  op.call(x, mask, scale, is_causal, std::move(diagonal), std::move(window), key_lengths, sink);
-}
-
-Tensor call_backward(const Tensor& grad, const Tensor& y, double scale, bool is_causal, c10::SymInt diagonal,
-                     OptionalSymInt window, const OptionalTensor& key_lengths) {
-  static const auto op = find_operator<BackwardSignature>("scaled_mask_softmax::scaled_mask_softmax_backward");
-  return op.call(grad, y, scale, is_causal, std::move(diagonal), std::move(window), key_lengths);
-}
+bool needs_grad(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
 
 bool has_tangent(const Tensor& tensor) { return torch::autograd::isFwGradDefined(tensor); }
 bool has_tangent(const OptionalTensor& tensor) { return tensor.has_value() && has_tangent(*tensor); }
 
+OptionalTensor optional(const Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
+
+// Undefined where there is none.
+Tensor tangent_of(const Tensor& tensor) { return tensor._fw_grad(/*level=*/0); }
+Tensor without_tangent(const Tensor& tensor) { return has_tangent(tensor) ? tensor._fw_primal(/*level=*/0) : tensor; }
+
 // What has no derivative yet is refused: a silent zero would be worse.
-void refuse_missing_derivatives(const Tensor& x, const OptionalTensor& mask) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent(x) && !has_tangent(mask),
-                              "scaled_mask_softmax: forward-mode differentiation is not supported yet; expected x and "
-                              "mask without tangents. Use reverse mode.");
+void refuse_missing_derivatives(const OptionalTensor& mask) {
   TORCH_CHECK_NOT_IMPLEMENTED(!(at::GradMode::is_enabled() && mask.has_value() && mask->requires_grad()),
                               "scaled_mask_softmax: mask requires a gradient, which is not supported yet; expected a "
                               "mask with requires_grad=False. Use mask.detach(), or add the mask to x beforehand.");
 }
 
-bool needs_grad(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+// The backward operator dx = scale * y * (grad - sum(grad * y)) as a function of y, where a cell with y == 0 takes part
+// as if its grad were 0. Its derivatives need no exclusion by position: outside the band y is 0 or the row is NaN.
+struct DependenceOnY {
+  Tensor live;
+  Tensor y;
+  Tensor grad;
+  double scale;
 
-void save_options(AutogradContext* ctx, double scale, bool is_causal, const c10::SymInt& diagonal,
-                  const OptionalSymInt& window) {
-  ctx->saved_data["scale"] = scale;
-  // Without is_causal or window the diagonal has no effect.
-  if (is_causal) ctx->saved_data["is_causal"] = true;
-  if (is_causal || window.has_value()) ctx->saved_data["diagonal"] = diagonal;
-  if (window.has_value()) ctx->saved_data["window"] = *window;
-}
+  DependenceOnY(const Tensor& grad_, const Tensor& y_, double scale_)
+      : live(y_.ne(0)), y(accumulated(y_)), grad(only_live(grad_)), scale(scale_) {}
 
-[[noreturn]] void refuse_second_derivative() {
-  TORCH_CHECK_NOT_IMPLEMENTED(false,
-                              "scaled_mask_softmax: a second derivative was asked for, which is not supported yet; "
-                              "expected one differentiation. Use plain torch operators where two are needed.");
-}
+  // Jacobian times a tangent of y.
+  Tensor forward(const Tensor& tangent) const {
+    const Tensor t = only_live(tangent);
+    const Tensor change = t * (grad - sum(grad * y)) - y * sum(grad * t);
+    return (change * scale).to(tangent.scalar_type());
+  }
 
-variable_list differentiate(AutogradContext* ctx, const variable_list& grads) {
-  constexpr size_t kInputs = 8;
-  variable_list result(kInputs);
-  if (!grads[0].defined()) return result;
-  const auto find = [&](const char* key) {
-    const auto entry = ctx->saved_data.find(key);
-    return entry == ctx->saved_data.end() ? nullptr : &entry->second;
-  };
-  const c10::IValue* diagonal = find("diagonal");
-  const c10::IValue* window = find("window");
-  result[0] = call_backward(grads[0], ctx->get_saved_variables()[0], find("scale")->toDouble(),
-                            find("is_causal") != nullptr, diagonal == nullptr ? c10::SymInt(0) : diagonal->toSymInt(),
-                            window == nullptr ? OptionalSymInt() : OptionalSymInt(window->toSymInt()), std::nullopt);
+  // Its transpose times a gradient of dx.
+  Tensor backward(const Tensor& incoming) const {
+    const Tensor v = only_live(incoming);
+    const Tensor change = v * (grad - sum(grad * y)) - grad * sum(v * y);
+    return (change * scale).to(incoming.scalar_type());
+  }
+
+  static Tensor accumulated(const Tensor& tensor) {
+    return tensor.to(tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  }
+  static Tensor sum(const Tensor& products) { return products.sum(-1, /*keepdim=*/true); }
+  // Selected, not multiplied, so that a NaN that arrives where the derivative is zero stays out.
+  Tensor only_live(const Tensor& tensor) const { return at::where(live, accumulated(tensor), 0.0); }
+};
+
+struct Forward {
+  static constexpr const char* kName = "ScaledMaskSoftmaxBackward";
+  static constexpr size_t kSaved = 2;   // y, key_lengths
+  static constexpr size_t kInputs = 1;  // x
+
+  static variable_list differentiate(const Tensor& grad, const std::array<Tensor, kSaved>& saved,
+                                     const SymOptions& options, int64_t needs) {
+    const auto& [y, key_lengths] = saved;
+    return {(needs & 1) != 0 ? call_backward(grad, y, options, optional(key_lengths)) : Tensor()};
+  }
+};
+
+struct Backward {
+  static constexpr const char* kName = "ScaledMaskSoftmaxBackwardBackward";
+  static constexpr size_t kSaved = 3;   // grad, y, key_lengths
+  static constexpr size_t kInputs = 2;  // grad, y
+
+  static variable_list differentiate(const Tensor& incoming, const std::array<Tensor, kSaved>& saved,
+                                     const SymOptions& options, int64_t needs) {
+    const auto& [grad, y, key_lengths] = saved;
+    variable_list result(kInputs);
+    // dx is a symmetric matrix times grad.
+    if ((needs & 1) != 0) result[0] = call_backward(incoming, y, options, optional(key_lengths));
+    if ((needs & 2) != 0) result[1] = DependenceOnY(grad, y, options.scale).backward(incoming);
+    return result;
+  }
+};
+
+// The tangent of y, given that of x, if it has one, and the mask with its own, if it has one.
+Tensor tangent_of_result(const Tensor& y, const Tensor& x_tangent, const OptionalTensor& mask,
+                         const SymOptions& options, const OptionalTensor& key_lengths) {
+  Tensor result;
+  if (x_tangent.defined()) result = call_backward(x_tangent, y, options, key_lengths);
+  if (has_tangent(mask)) {
+    Tensor tangent = tangent_of(*mask).to(y.scalar_type());
+    if (y.dim() == 4 && tangent.dim() == 3) tangent = tangent.unsqueeze(1);
+    SymOptions unscaled = options;
+    unscaled.scale = 1.0;
+    const Tensor by_mask = call_backward(tangent.expand_symint(y.sym_sizes()), y, unscaled, key_lengths);
+    result = result.defined() ? result + by_mask : by_mask;
+  }
   return result;
 }
 
-struct Forward : torch::autograd::Function<Forward> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const OptionalTensor& mask, double scale,
-                        bool is_causal, c10::SymInt diagonal, OptionalSymInt window, const OptionalTensor& key_lengths,
-                        const OptionalTensor& sink) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    save_options(ctx, scale, is_causal, diagonal, window);
-    Tensor y = call_forward(x, mask, scale, is_causal, std::move(diagonal), std::move(window), key_lengths, sink);
-    ctx->save_for_backward({y});
-    return y;
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) { return differentiate(ctx, grads); }
-};
-
-struct ForwardInPlace : torch::autograd::Function<ForwardInPlace> {
-  static Tensor forward(AutogradContext* ctx, Tensor x, const OptionalTensor& mask, double scale, bool is_causal,
-                        c10::SymInt diagonal, OptionalSymInt window, const OptionalTensor& key_lengths,
-                        const OptionalTensor& sink) {
-    // A view's history leads back to this node through its base, so saving the view would keep both alive forever
-    // unless backward ran. Detached, it still shares the version counter.
-    const Tensor saved = x.is_view() ? x.detach() : x;
-    const at::AutoDispatchBelowADInplaceOrView below;
-    save_options(ctx, scale, is_causal, diagonal, window);
-    call_forward_in_place(x, mask, scale, is_causal, std::move(diagonal), std::move(window), key_lengths, sink);
-    ctx->mark_dirty({x});
-    ctx->save_for_backward({saved});
-    return x;
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    // The saved y of a view has lost its history (see forward): a second derivative would silently lack a term.
-    if (at::GradMode::is_enabled() && !ctx->get_saved_variables()[0].requires_grad()) refuse_second_derivative();
-    return differentiate(ctx, grads);
-  }
-};
-
-struct Backward : torch::autograd::Function<Backward> {
-  static Tensor forward(AutogradContext*, const Tensor& grad, const Tensor& y, double scale, bool is_causal,
-                        c10::SymInt diagonal, OptionalSymInt window, const OptionalTensor& key_lengths) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return call_backward(grad, y, scale, is_causal, std::move(diagonal), std::move(window), key_lengths);
-  }
-  static variable_list backward(AutogradContext*, const variable_list&) { refuse_second_derivative(); }
-};
-
 Tensor forward(const Tensor& x, const OptionalTensor& mask, double scale, bool is_causal, c10::SymInt diagonal,
                OptionalSymInt window, const OptionalTensor& key_lengths, const OptionalTensor& sink) {
-  refuse_missing_derivatives(x, mask);
-  if (needs_grad(x)) return Forward::apply(x, mask, scale, is_causal, diagonal, window, key_lengths, sink);
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_forward(x, mask, scale, is_causal, std::move(diagonal), std::move(window), key_lengths, sink);
+  refuse_missing_derivatives(mask);
+  const SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
+  Tensor y;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    y = call_forward(x, mask, options, key_lengths, sink);
+  }
+  const bool differentiable = needs_grad(x);
+  DerivativePointer<Forward> node;
+  if (differentiable) {
+    node = make_derivative<Forward>(options, x);
+    torch::autograd::set_history(y, node);
+  }
+  if (has_tangent(x) || has_tangent(mask)) {
+    y._set_fw_grad(tangent_of_result(y, tangent_of(x), mask, options, key_lengths), 0, /*is_inplace_op=*/false);
+  }
+  if (differentiable) {
+    node->saved[0] = SavedVariable(y, /*is_output=*/true);  // with its tangent
+    if (key_lengths.has_value()) node->saved[1] = SavedVariable(*key_lengths, /*is_output=*/false);
+    announce(node);
+  }
+  return y;
 }
 
 void forward_in_place(Tensor& x, const OptionalTensor& mask, double scale, bool is_causal, c10::SymInt diagonal,
                       OptionalSymInt window, const OptionalTensor& key_lengths, const OptionalTensor& sink) {
-  refuse_missing_derivatives(x, mask);
-  if (needs_grad(x)) {
-    torch::autograd::check_inplace(x, /*requires_grad=*/true);  // before x is overwritten
-    ForwardInPlace::apply(x, mask, scale, is_causal, diagonal, window, key_lengths, sink);
-    return;
+  refuse_missing_derivatives(mask);
+  const SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
+  const bool differentiable = needs_grad(x);
+  torch::autograd::check_inplace(x, differentiable);
+  DerivativePointer<Forward> node;
+  if (differentiable) node = make_derivative<Forward>(options, x);
+  const Tensor x_tangent = tangent_of(x);
+  {
+    const at::AutoDispatchBelowAutograd below;
+    call_forward_in_place(x, mask, options, key_lengths, sink);
   }
-  const at::AutoDispatchBelowAutograd below;
-  call_forward_in_place(x, mask, scale, is_causal, std::move(diagonal), std::move(window), key_lengths, sink);
+  if (differentiable) torch::autograd::rebase_history(x, node);
+  if (x_tangent.defined() || has_tangent(mask)) {
+    const Tensor tangent = tangent_of_result(without_tangent(x), x_tangent, mask, options, key_lengths);
+    // Written into the tangent that was there, as its views must see it.
+    x._set_fw_grad(x_tangent.defined() ? x_tangent.copy_(tangent) : tangent, 0, /*is_inplace_op=*/true);
+  }
+  if (differentiable) {
+    node->saved[0] = SavedVariable(x, /*is_output=*/true, /*is_inplace_on_view=*/x.is_view());
+    if (key_lengths.has_value()) node->saved[1] = SavedVariable(*key_lengths, /*is_output=*/false);
+    announce(node);
+  }
 }
 
 // torch counts versions of its own in-place operators in generated code at this dispatch key; without it, backward
@@ -162,21 +168,40 @@ void count_version(Tensor& x, const OptionalTensor& mask, double scale, bool is_
                    OptionalSymInt window, const OptionalTensor& key_lengths, const OptionalTensor& sink) {
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    call_forward_in_place(x, mask, scale, is_causal, std::move(diagonal), std::move(window), key_lengths, sink);
+    call_forward_in_place(x, mask, {scale, is_causal, std::move(diagonal), std::move(window)}, key_lengths, sink);
   }
-  torch::autograd::impl::bump_version(x);
+  torch::autograd::increment_version(x);
 }
 
 Tensor backward(const Tensor& grad, const Tensor& y, double scale, bool is_causal, c10::SymInt diagonal,
                 OptionalSymInt window, const OptionalTensor& key_lengths) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent(grad) && !has_tangent(y),
-                              "scaled_mask_softmax: forward-mode differentiation of a backward pass is not supported "
-                              "yet; expected grad and y without tangents. Use reverse mode.");
-  if (needs_grad(grad) || needs_grad(y)) {
-    return Backward::apply(grad, y, scale, is_causal, diagonal, window, key_lengths);
+  const SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
+  Tensor dx;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    dx = call_backward(grad, y, options, key_lengths);
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return call_backward(grad, y, scale, is_causal, std::move(diagonal), std::move(window), key_lengths);
+  if (needs_grad(grad) || needs_grad(y)) {
+    const auto node = make_derivative<Backward>(options, grad, y);
+    torch::autograd::set_history(dx, node);
+    node->saved[0] = SavedVariable(grad, /*is_output=*/false);
+    node->saved[1] = SavedVariable(y, /*is_output=*/false);
+    if (key_lengths.has_value()) node->saved[2] = SavedVariable(*key_lengths, /*is_output=*/false);
+    announce(node);
+  }
+  const bool grad_has_tangent = has_tangent(grad);
+  const bool y_has_tangent = has_tangent(y);
+  if (grad_has_tangent || y_has_tangent) {
+    Tensor tangent;
+    const Tensor y_alone = without_tangent(y);
+    if (grad_has_tangent) tangent = call_backward(tangent_of(grad), y_alone, options, key_lengths);
+    if (y_has_tangent) {
+      const Tensor by_y = DependenceOnY(without_tangent(grad), y_alone, options.scale).forward(tangent_of(y));
+      tangent = tangent.defined() ? tangent + by_y : by_y;
+    }
+    dx._set_fw_grad(tangent, 0, /*is_inplace_op=*/false);
+  }
+  return dx;
 }
 
 }  // namespace

@@ -350,3 +350,63 @@ FUNCTION_CASES = [
         ),
     ]
 ]
+
+# Tensors of another kind than dense numbers. Apart: not every device or tracer has them.
+NESTED = (
+    "is a nested tensor; expected a dense (strided) tensor. Use torch.nested.to_padded_tensor, and a mask that is True "
+    "at the padding."
+)
+
+
+def nested(layout: torch.layout) -> Callable[[str], torch.Tensor]:
+    return lambda device: torch.nested.nested_tensor(
+        [torch.zeros(2, 4, device=device), torch.zeros(3, 4, device=device)], layout=layout
+    )
+
+
+def sparse(layout: torch.layout) -> Callable[[str], torch.Tensor]:
+    return lambda device: torch.eye(3, device=device).to_sparse(layout=layout)
+
+
+OTHER_KINDS = [
+    Case(f"{form}: {name}", form, arguments, exception, f"scaled_mask_softmax: {text}")
+    for form in ("forward", "in_place")
+    for name, arguments, exception, text in [
+        *(
+            (f"{argument} nested, {layout}", call(*args), ValueError, f"{argument} {NESTED}")
+            for layout in (torch.strided, torch.jagged)
+            for argument, args in (
+                ("x", (nested(layout),)),
+                ("mask", (zeros(2, 3, 4), nested(layout))),
+            )
+        ),
+        *(
+            (
+                f"{argument} sparse, {layout}",
+                call(*args),
+                ValueError,
+                f"{argument} has layout {layout}; expected a dense (strided) tensor. Use {argument}.to_dense().",
+            )
+            for layout in (torch.sparse_coo, torch.sparse_csr)
+            for argument, args in (
+                ("x", (lambda device, layout=layout: torch.eye(3, device=device).to_sparse(layout=layout),)),
+                (
+                    "mask",
+                    (zeros(3, 3), lambda device, layout=layout: torch.eye(3, device=device).to_sparse(layout=layout)),
+                ),
+            )
+        ),
+        (
+            "x quantised",
+            call(lambda device: torch.quantize_per_tensor(torch.zeros(3, 4, device=device), 0.1, 0, torch.qint8)),
+            TypeError,
+            f"x has dtype torch.qint8; expected {DTYPES}. Convert it, for example with x.float().",
+        ),
+        (
+            "x of float8",
+            call(zeros(3, 4, dtype=torch.float8_e4m3fn)),
+            TypeError,
+            f"x has dtype torch.float8_e4m3fn; expected {DTYPES}. Convert it, for example with x.float().",
+        ),
+    ]
+]

@@ -1,15 +1,12 @@
-"""Autograd as people use it, and a loud error where there is no derivative yet."""
+"""Autograd as people use it. Second derivatives, forward mode and function transforms: test_derivatives.py."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import layouts
 import pytest
 import torch
 import torch.utils.checkpoint
 from checks import DTYPES, normal, random_mask, same_bits, short
-from torch.autograd import forward_ad
 
 import scaled_mask_softmax as sms
 
@@ -157,31 +154,6 @@ def test_in_place_on_a_leaf_that_requires_grad_raises(device: str) -> None:
     assert not torch.equal(x.detach(), before)
 
 
-def test_second_derivative_raises(device: str) -> None:
-    x = normal((3, 9), torch.float64, device).requires_grad_()
-    for form in (sms.scaled_mask_softmax, lambda x: sms.scaled_mask_softmax_(x.clone())):
-        y = form(x)
-        (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-        with pytest.raises(NotImplementedError, match="second derivative"):
-            dx.sum().backward()
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`:FutureWarning")  # torch's own, on the first make_dual
-def test_forward_mode_raises(device: str) -> None:
-    x = normal((3, 9), torch.float64, device)
-    tangent = torch.ones_like(x)
-    for form in (sms.scaled_mask_softmax, sms.scaled_mask_softmax_):
-        with (
-            forward_ad.dual_level(),
-            pytest.raises(NotImplementedError, match="forward-mode"),
-        ):
-            form(forward_ad.make_dual(x.clone(), tangent))
-    with pytest.raises(NotImplementedError, match="forward-mode"):
-        torch.func.jvp(sms.scaled_mask_softmax, (x,), (tangent,))
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
-        sms.scaled_mask_softmax(x, forward_ad.make_dual(torch.zeros_like(x), tangent))
-
-
 def test_a_mask_that_requires_grad_raises(device: str) -> None:
     x = normal((3, 9), torch.float32, device)
     mask = torch.zeros(3, 9, device=device, requires_grad=True)
@@ -191,53 +163,6 @@ def test_a_mask_that_requires_grad_raises(device: str) -> None:
                 form(scores, mask)
     with torch.no_grad():
         assert same_bits(sms.scaled_mask_softmax(x, mask), sms.scaled_mask_softmax(x, mask.detach()))
-
-
-def works_or_says_so(call: Callable[[], torch.Tensor], expected: torch.Tensor, said: str) -> None:
-    """Never a wrong number: equal to expected, or an error that names what is not supported."""
-    try:
-        got = call()
-    except (RuntimeError, NotImplementedError) as error:
-        text = str(error)
-    else:
-        torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
-        return
-    assert said in text
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-def test_vmap(device: str) -> None:
-    x = normal((4, 3, 9), torch.float32, device)
-    masks = random_mask("bool", (4, 3, 9), torch.float32, device)
-    one_by_one = torch.stack([sms.scaled_mask_softmax(part, None, 0.5, True) for part in x])
-    works_or_says_so(
-        lambda: torch.vmap(lambda x: sms.scaled_mask_softmax(x, None, 0.5, True))(x), one_by_one, "atching rule"
-    )
-    masked = torch.stack([sms.scaled_mask_softmax(part, mask) for part, mask in zip(x, masks)])
-    works_or_says_so(lambda: torch.vmap(sms.scaled_mask_softmax)(x, masks), masked, "atching rule")
-    by_mask = torch.stack([sms.scaled_mask_softmax(x[0], mask) for mask in masks])
-    works_or_says_so(
-        lambda: torch.vmap(sms.scaled_mask_softmax, in_dims=(None, 0))(x[0], masks), by_mask, "atching rule"
-    )
-    in_place = x.clone()
-    works_or_says_so(
-        lambda: torch.vmap(sms.scaled_mask_softmax_)(in_place),
-        torch.stack([sms.scaled_mask_softmax(part) for part in x]),
-        "atching rule",
-    )
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-def test_functional_gradients(device: str) -> None:
-    x = normal((4, 9), torch.float32, device)
-
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        return sms.scaled_mask_softmax(x, None, 0.5).square().sum()
-
-    leaf = x.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(loss(leaf), leaf)
-    works_or_says_so(lambda: torch.func.grad(loss)(x), expected, "functorch transforms")
-    works_or_says_so(lambda: torch.vmap(torch.func.grad(loss))(x), expected, "functorch transforms")
 
 
 def test_gradient_checkpointing(device: str) -> None:

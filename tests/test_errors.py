@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from error_cases import CASES, FUNCTION_CASES, Case
+from error_cases import CASES, FUNCTION_CASES, OTHER_KINDS, Case
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mask_softmax as sms
@@ -81,12 +81,14 @@ def test_where_a_gradient_is_needed(device: str, case: Case) -> None:
     assert str(caught.value) == case.text.replace("{device}", "cuda:0" if device == "cuda" else device)
 
 
-def test_sparse_tensors_are_refused(device: str) -> None:
-    x = torch.zeros(3, 4, device=device)
-    with pytest.raises(ValueError, match=r"x has layout torch.sparse_coo; expected a dense \(strided\) tensor"):
-        sms.scaled_mask_softmax(x.to_sparse())
-    with pytest.raises(ValueError, match=r"mask has layout torch.sparse_coo; expected a dense \(strided\) tensor"):
-        sms.scaled_mask_softmax(x, x.to_sparse())
+# torch's own, of each kind.
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*quantize.* are deprecated:UserWarning")
+@pytest.mark.parametrize("case", OTHER_KINDS, ids=named)
+def test_tensors_that_are_not_dense_numbers(device: str, case: Case) -> None:
+    assert_refused(FUNCTIONS, case, device)
+    assert_refused(COMPOSITE, case, device)
 
 
 def test_an_error_leaves_x_of_the_in_place_form_as_it_was(device: str) -> None:

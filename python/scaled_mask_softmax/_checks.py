@@ -38,6 +38,11 @@ def _holds(condition: bool | torch.SymBool, undecided: bool) -> bool:
 
 
 def _check_layout(tensor: torch.Tensor, name: str) -> None:
+    if tensor.is_nested:
+        raise ValueError(
+            f"{_PREFIX}{name} is a nested tensor; expected a dense (strided) tensor. Use "
+            "torch.nested.to_padded_tensor, and a mask that is True at the padding."
+        )
     if tensor.layout != torch.strided:
         raise ValueError(
             f"{_PREFIX}{name} has layout {tensor.layout}; expected a dense (strided) tensor. Use {name}.to_dense()."

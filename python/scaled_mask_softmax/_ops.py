@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import torch
 
-from . import _checks, _composite
+from . import _checks, _composite, _vmap  # noqa: F401  (_vmap registers)
 
 _NAMESPACE = "scaled_mask_softmax"
+# Below autograd, which records the graph of the whole operator.
+_without_graph = torch.no_grad()
 
 _library = torch.library.Library(_NAMESPACE, "IMPL", "CompositeExplicitAutograd")
-_library.impl("scaled_mask_softmax", _composite.forward)
-_library.impl("scaled_mask_softmax_", _composite.forward_in_place)
-_library.impl("scaled_mask_softmax_backward", _composite.backward)
+_library.impl("scaled_mask_softmax", _without_graph(_composite.forward))
+_library.impl("scaled_mask_softmax_", _without_graph(_composite.forward_in_place))
+_library.impl("scaled_mask_softmax_backward", _without_graph(_composite.backward))
 
 
 @torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax")

@@ -132,8 +132,9 @@ def scaled_mask_softmax(
         With g the gradient of the result, ``dx = scale * y * (g - sum(g * y))`` over each row, from y alone. A cell
         with ``y == 0`` takes part as if its g were 0, so an excluded cell's gradient is 0 whatever g holds there. In a
         row of NaN, live cells get NaN and cells excluded by ``is_causal`` still get 0; those excluded by a bool mask
-        get either, as y does not tell them apart. A mask that requires a gradient, second derivatives and forward-mode
-        differentiation raise.
+        get either, as y does not tell them apart. Derivatives of every order, forward mode and the transforms of
+        torch.func work; what they need beyond the first derivative runs in plain torch operators. A mask that requires
+        a gradient raises.
 
     Raises:
         TypeError: a dtype of x or mask that is not listed above; an argument of another type than its annotation's,

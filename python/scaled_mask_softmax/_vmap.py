@@ -1,0 +1,178 @@
+"""torch.vmap of the operators: the batch dimension becomes one more leading dimension of x, so one call serves all.
+
+In Python, as torch ships the headers for batching rules in C++ without one that they include.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch._C import _functorch
+
+_OPERATORS = torch.ops.scaled_mask_softmax
+
+
+@dataclass
+class _Sample:
+    """A tensor argument, with its batch dimension in front if it has one. tensor is None where it was not given."""
+
+    tensor: torch.Tensor | None
+    batched: bool
+
+    @property
+    def rank(self) -> int:
+        """That of one sample."""
+        return 0 if self.tensor is None else self.tensor.dim() - self.batched
+
+    def with_batch_dim(self) -> torch.Tensor:
+        """The batch dimension has size 1 where all samples share the tensor."""
+        assert self.tensor is not None
+        return self.tensor if self.batched else self.tensor.unsqueeze(0)
+
+
+def _samples(*arguments: torch.Tensor | None) -> list[_Sample]:
+    level = _functorch.current_level()
+    result = []
+    for argument in arguments:
+        if argument is None:
+            result.append(_Sample(None, False))
+            continue
+        tensor, dim = _functorch._unwrap_batched(argument, level)
+        result.append(_Sample(tensor, False) if dim is None else _Sample(tensor.movedim(dim, 0), True))
+    return result
+
+
+def _expand_leading(tensor: torch.Tensor, leading: torch.Size) -> torch.Tensor:
+    return tensor.expand(*leading, *tensor.shape[len(leading) :])
+
+
+class _Batch:
+    """The arguments of one call that serves a batch of samples, given those of each sample.
+
+    The first `leading` dimensions of the batch of scores, ``[N, ...]``, become the first dimension of the call.
+    """
+
+    def __init__(self, scores: _Sample, others: list[_Sample], key_lengths: _Sample, sink: _Sample) -> None:
+        size = next(
+            sample.tensor.shape[0]
+            for sample in (scores, *others, key_lengths, sink)
+            if sample.batched and sample.tensor is not None
+        )
+        self.rank = scores.rank
+        self.shape = torch.Size((size, *scores.with_batch_dim().shape[1:]))
+        # Rows get a query dimension, so that none is taken for the query index of another.
+        self.is_row = self.rank == 1
+        self.leading = 1
+        if self.rank >= 3 and key_lengths.tensor is not None:
+            self.leading = 2
+        # A sink of each sample, or one on the dimension that lengths have merged, needs an entry for every matrix.
+        if self.rank >= 3 and sink.tensor is not None and (sink.batched or self.leading == self.rank - 1):
+            self.leading = self.rank - 1
+
+    def _merge(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.leading == 1:
+            return tensor
+        return tensor.reshape(math.prod(tensor.shape[: self.leading]), *tensor.shape[self.leading :])
+
+    def scores(self, sample: _Sample) -> torch.Tensor:
+        """Of the scores' shape: x, y and their gradients."""
+        tensor = _expand_leading(sample.with_batch_dim(), self.shape[:1])
+        return tensor.unsqueeze(1) if self.is_row else self._merge(tensor)
+
+    def mask(self, sample: _Sample) -> torch.Tensor | None:
+        """At full rank, so that the operator aligns it as the samples' own ranks say."""
+        if sample.tensor is None:
+            return None
+        mask = sample.with_batch_dim()
+        if self.rank == 4 and sample.rank == 3:
+            mask = mask.unsqueeze(2)  # per sample in the operator's own sense
+        rank = self.rank + 1 + self.is_row
+        while mask.dim() < rank:
+            mask = mask.unsqueeze(1)
+        if self.leading == 1 or mask.dim() != rank:
+            return mask
+        if any(size != 1 for size in mask.shape[: self.leading]):
+            mask = _expand_leading(mask, self.shape[: self.leading])
+        return self._merge(mask)
+
+    def key_lengths(self, sample: _Sample) -> torch.Tensor | None:
+        """An entry for every index of dimension 0 of a sample's scores."""
+        if sample.tensor is None or self.leading == 1 or sample.rank != 1:
+            return sample.tensor
+        lengths = sample.with_batch_dim()
+        lengths = lengths.reshape(*lengths.shape, *(1 for _ in range(self.leading - 2)))
+        return self._merge(_expand_leading(lengths, self.shape[: self.leading]))
+
+    def sink(self, sample: _Sample) -> torch.Tensor | None:
+        """An entry for every index of dimension -3 of a sample's scores."""
+        if sample.tensor is None or self.leading != self.rank - 1 or self.leading == 1 or sample.rank != 1:
+            return sample.tensor
+        sink = sample.with_batch_dim()
+        sink = sink.reshape(sink.shape[0], *(1 for _ in range(self.leading - 2)), sink.shape[1])
+        return self._merge(_expand_leading(sink, self.shape[: self.leading]))
+
+    def result(self, computed: torch.Tensor) -> torch.Tensor:
+        return _functorch._add_batch_dim(computed.view(self.shape), 0, _functorch.current_level())
+
+
+def _below_vmap() -> Any:
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched))
+
+
+def _forward(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *options: Any,
+    key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    **keywords: Any,
+) -> torch.Tensor:
+    operator = _OPERATORS.scaled_mask_softmax.default
+    with _below_vmap():
+        scores, masks, lengths, sinks = samples = _samples(x, mask, key_lengths, sink)
+        if not any(sample.batched for sample in samples):
+            return cast(torch.Tensor, operator(x, mask, *options, key_lengths=key_lengths, sink=sink, **keywords))
+        if scores.rank == 0:  # refused by the operator
+            return cast(torch.Tensor, operator(scores.with_batch_dim().new_empty(()), None, *options, **keywords))
+        batch = _Batch(scores, [masks], lengths, sinks)
+        y = operator(
+            batch.scores(scores),
+            batch.mask(masks),
+            *options,
+            key_lengths=batch.key_lengths(lengths),
+            sink=batch.sink(sinks),
+            **keywords,
+        )
+        return batch.result(y)
+
+
+def _forward_in_place(x: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+    x.copy_(_OPERATORS.scaled_mask_softmax.default(x, *arguments, **keywords))
+
+
+def _backward(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    *options: Any,
+    key_lengths: torch.Tensor | None = None,
+    **keywords: Any,
+) -> torch.Tensor:
+    operator = _OPERATORS.scaled_mask_softmax_backward.default
+    with _below_vmap():
+        grads, ys, lengths = samples = _samples(grad, y, key_lengths)
+        if not any(sample.batched for sample in samples):
+            return cast(torch.Tensor, operator(grad, y, *options, key_lengths=key_lengths, **keywords))
+        batch = _Batch(ys, [grads], lengths, _Sample(None, False))
+        dx = operator(
+            batch.scores(grads), batch.scores(ys), *options, key_lengths=batch.key_lengths(lengths), **keywords
+        )
+        return batch.result(dx)
+
+
+_library = torch.library.Library("scaled_mask_softmax", "IMPL", "FuncTorchBatched")
+_library.impl("scaled_mask_softmax", _forward)
+_library.impl("scaled_mask_softmax_", _forward_in_place)
+_library.impl("scaled_mask_softmax_backward", _backward)
