@@ -8,7 +8,7 @@ choice = $(call give,torch,TORCH) $(call give,cuda,CUDA)
 cell = $(choice) $(call give,python,PYTHON) $(call give,archs,ARCHS)
 engine = $(call give,platform,PLATFORM) $(call give,engine,ENGINE)
 
-.PHONY: help wheel plain-wheel image container test bench profile clients sanitize lint lint-workflows format typecheck \
+.PHONY: help wheel plain-wheel image container test bench profile clients sanitize stage try release-rehearsal lint lint-workflows format typecheck \
 	clean
 
 help:
@@ -21,6 +21,9 @@ help:
 	@echo "make plain-wheel  build the wheel without native code into dist/"
 	@echo "make image        build the image that wheels for others are built in; needs docker, or ENGINE=podman"
 	@echo "make container    build and test a cell's wheels in that image, for every Python, into dist/"
+	@echo "make stage        lay out a release from the wheels in WHEELS, if they are all there; TAG=v1.0.0 must fit"
+	@echo "make try          install a staged wheel beside its torch and exercise it"
+	@echo "make release-rehearsal  a release of a small matrix, from tags to installs"
 	@echo "make lint-workflows  lint workflows, Dockerfiles and shell scripts"
 	@echo "make lint         ruff's checks and formatting, without changing anything"
 	@echo "make format       let ruff reformat"
@@ -59,6 +62,15 @@ lint:
 
 clients:
 	@$(python) -m release clients $(call give,pytest,PYTEST)
+
+stage:
+	@$(python) -m release stage $(or $(WHEELS),dist) $(call give,tag,TAG)
+
+try:
+	@$(python) -m release try $(or $(SITE),staged/site) $(cell)
+
+release-rehearsal:
+	@$(python) -m release rehearsal $(call give,archs,ARCHS)
 
 sanitize:
 	@$(python) -m release sanitize $(cell) $(call give,pytest,PYTEST)

@@ -183,7 +183,7 @@ def _inside(arguments: argparse.Namespace) -> None:
         # Before the tools are fetched, where the matrix can be read without them.
         from . import wheel
 
-        wheel.check(_options(arguments), interpreter, compiler=arguments.command != "typecheck")
+        wheel.check(_options(arguments), interpreter, compiler=arguments.command not in ("typecheck", "try"))
     more = ["--interpreter", str(interpreter.executable)]
     if arguments.torch_here:
         more += ["--torch-here", arguments.torch_here, "--cuda-here", arguments.cuda_here]
@@ -205,6 +205,8 @@ def _cell_command(arguments: argparse.Namespace) -> None:
         wheel.wheel(options, interpreter)
     elif arguments.command == "typecheck":
         wheel.typecheck(options, interpreter)
+    elif arguments.command == "try":
+        wheel.try_out(options, interpreter, arguments.site)
     elif arguments.command in ("bench", "profile"):
         wheel.test(options, interpreter, "scaled_mask_softmax_cli", [arguments.command, *measure], sanitize=False)
     else:
@@ -248,6 +250,26 @@ def _new_torch(arguments: argparse.Namespace) -> None:
     else:
         print(f"For {matrix.MATRIX_FILE} (--write puts it there):\n\n{new_torch.row(found)}")
     print(new_torch.steps(data, found), end="")
+
+
+def _stage(arguments: argparse.Namespace) -> None:
+    _need("scikit_build_core", "tomllib" if sys.version_info >= (3, 11) else "tomli")
+    from . import environments, matrix, preflight, stage
+
+    data = matrix.load()
+    if arguments.tag:
+        stage.check_tag(data, arguments.tag)
+    tools = environments.tools(preflight.interpreter(None))
+    wheels = sorted(arguments.wheels.rglob(f"*-{data.version}+*.whl"))
+    for path in stage.stage(data, tools, arguments.directory, wheels):
+        print(path.name)
+
+
+def _rehearsal(arguments: argparse.Namespace) -> None:
+    _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    from . import rehearsal
+
+    rehearsal.run(arguments.cells.split(), arguments.manylinux, arguments.archs, try_out=arguments.try_out.split())
 
 
 def _clients(arguments: argparse.Namespace) -> None:
@@ -344,6 +366,25 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("minor", nargs="?", help="such as 2.16; without it the command lists what the matrix lacks")
     command.add_argument("--write", action="store_true", help="change matrix.toml")
     command.set_defaults(run=_new_torch)
+
+    command = commands.add_parser("stage", help="lay out a release from its wheels, if they are all there")
+    command.add_argument("wheels", type=Path, metavar="FOLDER", help="with the wheels, however deep")
+    command.add_argument("--directory", type=Path, default=Path("staged"))
+    command.add_argument("--tag", help="must be that of the version in the matrix, such as v1.0.0")
+    command.set_defaults(run=_stage)
+
+    command = commands.add_parser("try", help="install a staged wheel beside its torch and exercise it")
+    command.add_argument("site", type=Path)
+    _cell_options(command)
+
+    command = commands.add_parser("rehearsal", help="a release of a small matrix, from tags to installs")
+    command.add_argument(
+        "--cells", default="2.14/cu130/3.11 2.14/cu130/3.12 2.15/cu132/3.11 2.15/cu132/3.12 2.13/cpu/3.11"
+    )
+    command.add_argument("--try", dest="try_out", default="2.14/cu130/3.11 2.13/cpu/3.11", help="cells to train with")
+    command.add_argument("--archs", default="9.0+PTX", help="the small matrix's architectures")
+    command.add_argument("--manylinux", default="manylinux_2_34", help="what wheels of this machine are tagged")
+    command.set_defaults(run=_rehearsal)
 
     command = commands.add_parser("clients", help="try channels with old and new installers (make clients)")
     command.add_argument("--pytest", default="", help="arguments for pytest")

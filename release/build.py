@@ -19,6 +19,7 @@ from .progress import StepError, run
 from .toolkit import Toolkit
 
 _BACKEND = "import json, sys; from release import backend; backend.build_wheel(sys.argv[1], json.loads(sys.argv[2]))"
+_SDIST = "import sys; from release import backend; backend.build_sdist(sys.argv[1])"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def plain(tools: Environment, folder: Path) -> Path:
         what="building the plain wheel",
         log=log("build-plain"),
         cwd=ROOT,
-        env={**os.environ, metadata.PLAIN_VARIABLE: "1"},
+        env={**os.environ, metadata.PLAIN_VARIABLE: "1", "SOURCE_DATE_EPOCH": source_date_epoch()},
         show=lambda line: False,
     )
     wheel = _only_wheel(scratch)
@@ -114,6 +115,18 @@ def plain(tools: Environment, folder: Path) -> Path:
     shutil.move(wheel, target)
     scratch.rmdir()
     return target
+
+
+def sdist(tools: Environment, folder: Path) -> None:
+    """The source distribution, in `folder`."""
+    run(
+        [tools.python, "-c", _SDIST, folder],
+        what="building the source distribution",
+        log=log("build-sdist"),
+        cwd=ROOT,
+        env={**os.environ, "SOURCE_DATE_EPOCH": source_date_epoch()},
+        show=lambda line: False,
+    )
 
 
 def auditwheel(environment: Environment, wheel: Path, folder: Path, platform: str | None = None) -> None:

@@ -299,6 +299,10 @@ def parse(data: dict[str, Any]) -> Matrix:
     )
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    return dict(tomllib.loads(text))
+
+
 def _line(text: str, table: str, key: str) -> int:
     """The line of `key` in a table's own lines; of the table's header where the key is not there."""
     found, inside = 1, table == ""

@@ -63,12 +63,12 @@ def _torch_state(environment: Environment) -> str:
     return info.name + hashlib.sha256((info / "RECORD").read_bytes()).hexdigest()
 
 
-def _install(parts: build.Parts, channel: Path, version: str) -> Environment:
+def _install(cell: Cell, interpreter: Interpreter, torch: Environment, channel: Path, version: str) -> Environment:
     """A fresh environment over the cell's torch, with the wheel installed by pip from the channel alone."""
-    path = WORK / f"check-{parts.cell.label}-{parts.interpreter.tag}"
+    path = WORK / f"check-{cell.label}-{interpreter.tag}"
     shutil.rmtree(path, ignore_errors=True)
-    before = _torch_state(parts.torch)
-    environment = create(path, parts.interpreter, "", lambda made: None, below=parts.torch)
+    before = _torch_state(torch)
+    environment = create(path, interpreter, "", lambda made: None, below=torch)
     requirement = f"scaled-mask-softmax=={version}"
     pip(
         environment,
@@ -76,7 +76,7 @@ def _install(parts: build.Parts, channel: Path, version: str) -> Environment:
         what="installing from the channel",
         env=own_configuration(),
     )
-    if list(environment.site_packages.glob("torch*")) or _torch_state(parts.torch) != before:
+    if list(environment.site_packages.glob("torch*")) or _torch_state(torch) != before:
         raise StepError("pip replaced torch while it installed the wheel")
     return environment
 
@@ -152,7 +152,7 @@ def wheel(options: Options, interpreter: Interpreter) -> None:
     ]
     if options.test:
         steps.next("installing with pip, from the channel alone, beside the torch that is there")
-        environment = _install(parts, channel, report.version)
+        environment = _install(cell, interpreter, parts.torch, channel, report.version)
         steps.next("training a small attention layer on this repository's documents, beside plain torch")
         result = _smoke(environment, name)
         rows += [(str(key), str(value)) for key, value in result.items()]
@@ -164,6 +164,23 @@ def wheel(options: Options, interpreter: Interpreter) -> None:
     say("")
     say("Install it, beside its torch, with:")
     say(f"  pip install --no-deps --index-url {channel.as_uri()}/ scaled-mask-softmax=={report.version}")
+
+
+def try_out(options: Options, interpreter: Interpreter, site: Path) -> None:
+    """Installs the version of the matrix from the channels below `site` beside its torch, and exercises it."""
+    data = load()
+    cell = choose(data, options, interpreter)
+    steps = Steps(3)
+    version = f"{data.version}+{cell.label}"
+    say(f"scaled-mask-softmax {version} from {site} for {_describe(cell, interpreter)}")
+    steps.next("torch")
+    torch = provision.torch(cell, interpreter, importable=True)
+    steps.next("installing with pip, from the channel alone")
+    channel = site / "whl" / cell.cuda_label / f"torch{cell.torch.minor}"
+    environment = _install(cell, interpreter, torch, channel.resolve(), version)
+    steps.next("training a small attention layer, beside plain torch")
+    result = _smoke(environment, f"{cell.label}-{interpreter.tag}")
+    _table("Done.", [(str(key), str(value)) for key, value in result.items()])
 
 
 def _sanitizer_environment() -> dict[str, str]:

@@ -1,0 +1,183 @@
+"""A whole release on a small matrix, in a clone: tags, builds, a cell that fails, a second version, installs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from . import ROOT, WORK
+from .matrix import MATRIX_FILE, load, parse_toml, read
+from .progress import StepError, Steps, say
+
+FOLDER = WORK / "rehearsal"
+
+
+def _toml(tables: dict[str, object], prefix: str = "") -> str:
+    """TOML of nested tables of strings, integers and lists of strings."""
+    lines, below = [], []
+    for key, value in tables.items():
+        name = f'{prefix}"{key}"'
+        if isinstance(value, dict):
+            below.append(f"\n[{name}]\n{_toml(value, f'{name}.')}")
+        else:
+            lines.append(f"{json.dumps(key)} = {json.dumps(value)}\n")
+    return "".join([*lines, *below])
+
+
+def small(text: str, version: str, cells: Sequence[str], manylinux: str, archs: str, machine: str) -> str:
+    """The matrix in `text`, of these `cells` ("2.14/cu130/3.11") on `machine` alone, each of them proven."""
+    data = parse_toml(text)
+    old = data["manylinux"]
+    data.update(version=version, manylinux=manylinux, default_torch=cells[0].split("/")[0])
+    data["platform"] = {machine: data["platform"][machine]}
+    data["platform"][machine]["image"] = data["platform"][machine]["image"].replace(old, manylinux)
+    torches: dict[str, object] = {}
+    for minor, row in data["torch"].items():
+        mine = [cell.split("/") for cell in cells if cell.startswith(f"{minor}/")]
+        labels = list(dict.fromkeys(label for _, label, _ in mine))
+        pythons = sorted({python for *_, python in mine}, key=lambda python: int(python.split(".")[1]))
+        if labels:
+            release = row["release"]
+            proven = {machine: labels}
+            torches[minor] = {
+                "release": release, "default": labels[0], "cuda": labels, "python": pythons, "proven": proven
+            }  # fmt: skip
+    data["torch"] = torches
+    used = {label for cell in cells for label in [cell.split("/")[1]]}
+    data["cuda"] = {label: {**row, "architectures": archs} for label, row in data["cuda"].items() if label in used}
+    for row in data["cuda"].values():
+        for key in [key for key in row if key.startswith("architectures_")]:
+            del row[key]
+    names = archs.removesuffix("+PTX").split(";")
+    data["architecture"] = {name: data["architecture"][name] for name in names}
+    result = _toml(data)
+    read(result, "the small matrix")
+    return result
+
+
+class _Clone:
+    """The checkout that the release is made of, and where its wheels go."""
+
+    def __init__(self) -> None:
+        self.root = FOLDER / "clone"
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        FOLDER.mkdir(parents=True)
+        self.git("clone", "--quiet", str(ROOT), str(self.root), cwd=ROOT)
+        self.git("config", "user.name", "rehearsal")
+        self.git("config", "user.email", "rehearsal@localhost")
+
+    def git(self, *arguments: str, cwd: Path | None = None) -> None:
+        subprocess.run(["git", *arguments], cwd=cwd or self.root, check=True)
+
+    def tag(self, matrix: str, version: str) -> None:
+        (self.root / "release" / MATRIX_FILE.name).write_text(matrix, encoding="utf-8")
+        self.git("commit", "--quiet", "--all", "--message", f"Version {version}")
+        self.git("tag", f"v{version}")
+
+    def release(self, *arguments: str | Path, fails: str = "", **env: str) -> str:
+        """Runs a command of the clone's. With `fails` it must fail and say so; else it must not."""
+        command = [sys.executable, "-m", "release", *map(str, arguments)]
+        done = subprocess.run(command, cwd=self.root, env={**os.environ, **env}, capture_output=True, text=True)
+        output = done.stdout + done.stderr
+        if (done.returncode != 0) != bool(fails) or fails not in output:
+            wanted = f"fail with {fails!r}" if fails else "succeed"
+            raise StepError(f"{' '.join(command[2:])} should {wanted}, and said:\n{output[-3000:]}")
+        return output
+
+    def build(self, cells: Iterable[str], **env: str) -> None:
+        for cell in cells:
+            torch, cuda, python = cell.split("/")
+            options = ["--torch", torch, "--cuda", cuda, "--python", python, "--test", "no"]
+            output = self.release("wheel", *options, **env)
+            say("      " + " ".join(line.strip() for line in output.splitlines() if line.startswith("  wheel ")))
+            say("      " + " ".join(line.strip() for line in output.splitlines() if line.startswith("  build time ")))
+
+    def stage(self, tag: str, fails: str = "") -> None:
+        self.release("stage", "dist", "--directory", "staged", "--tag", tag, fails=fails)
+
+    def publish(self) -> None:
+        """What a release does with a channel that has others: adds, and never takes away."""
+        wheels = sorted((self.root / "staged" / "assets").glob("*+*.whl"))
+        base = (FOLDER / "released").as_uri() + "/"
+        options: list[str | Path] = ["--base-url", base, "--assets", FOLDER / "released", "--release", "complete"]
+        self.release("index", FOLDER / "pages", *wheels, *options)
+
+
+def _published() -> dict[str, str]:
+    data = json.loads((FOLDER / "pages" / "index.json").read_text(encoding="utf-8"))
+    return {entry["filename"]: entry["sha256"] for entries in data["channels"].values() for entry in entries}
+
+
+def run(cells: Sequence[str], manylinux: str, archs: str, *, try_out: Sequence[str]) -> None:
+    """Raises StepError where a step does not end as it must."""
+    steps = Steps(7)
+    text = MATRIX_FILE.read_text(encoding="utf-8")
+    machine = os.uname().machine
+    first = load()
+    later = "{}.{}.{}".format(*first.version.split(".")[:2], int(first.version.split(".")[2]) + 1)
+    clone = _Clone()
+
+    steps.next(f"tag v{first.version}; every cell but the last is built")
+    clone.tag(small(text, first.version, cells, manylinux, archs, machine), first.version)
+    clone.build(cells[:-1])
+
+    steps.next("the last cell's compiler fails: there is no release")
+    torch, cuda, python = cells[-1].split("/")
+    broken: list[str | Path] = ["wheel", "--torch", torch, "--cuda", cuda, "--python", python, "--test", "no"]
+    clone.release(*broken, fails="error:", CXX="false")
+    clone.stage(f"v{first.version}", fails="1 wheels of the release are missing")
+    clone.stage(f"v{later}", fails="the version in the matrix is")
+
+    steps.next("that cell again, and no other: a release")
+    before = {path: path.stat().st_mtime_ns for path in (clone.root / "dist").rglob("*.whl")}
+    clone.build(cells[-1:])
+    if any(path.stat().st_mtime_ns != time for path, time in before.items()):
+        raise StepError("another wheel than the failed one was built again")
+    clone.stage(f"v{first.version}")
+    clone.publish()
+
+    steps.next("from the staged channels into clean environments")
+    for cell in try_out:
+        torch, cuda, python = cell.split("/")
+        options = ["--torch", torch, "--cuda", cuda, "--python", python]
+        output = clone.release("try", clone.root / "staged" / "site", *options)
+        say("      " + " ".join([cell, *(line.strip() for line in output.splitlines() if "agreement" in line)]))
+
+    steps.next(f"tag v{later} on top")
+    old = _published()
+    clone.tag(small(text, later, cells, manylinux, archs, machine), later)
+    clone.build(cells)
+    clone.stage(f"v{later}")
+    clone.publish()
+    new = _published()
+    if len(old) != len(cells) or len(new) != 2 * len(cells) or not old.items() <= new.items():
+        raise StepError(f"{len(old)} wheels were published, then {len(new)}, where {2 * len(cells)} were expected")
+
+    steps.next("publishing again changes nothing; another file of a released name is refused")
+    pages = {path: path.stat().st_mtime_ns for path in (FOLDER / "pages").rglob("*")}
+    clone.publish()
+    if {path: path.stat().st_mtime_ns for path in (FOLDER / "pages").rglob("*")} != pages:
+        raise StepError("publishing the same again has changed the pages")
+    wheel = sorted((clone.root / "staged" / "assets").glob("*+*.whl"))[0]
+    wheel.write_bytes(wheel.read_bytes() + b"\0")
+    clone.release("index", FOLDER / "pages", wheel, fails="a released file never changes")
+
+    steps.next("pip takes the newest from the published pages, and the older one by its name")
+    torch, cuda, _ = cells[0].split("/")
+    channel = (FOLDER / "pages" / "whl" / cuda / f"torch{torch}").as_uri() + "/"
+    for wanted, version in ("", later), (f"=={first.version}+{cuda}torch{torch}", first.version):
+        target = FOLDER / "got" / version
+        options = ["--isolated", "download", "--no-deps", "--index-url", channel, "--dest", str(target)]
+        options += ["--python-version", cells[0].split("/")[2], "--only-binary", ":all:"]
+        options += ["--platform", f"{manylinux}_{machine}", f"scaled-mask-softmax{wanted}"]
+        subprocess.run([sys.executable, "-m", "pip", *options], check=True, capture_output=True)
+        (got,) = target.iterdir()
+        if f"-{version}+" not in got.name:
+            raise StepError(f"pip took {got.name}, not version {version}")
+        say(f"      {got.name}")
+    say(f"Done: {len(new)} wheels of two versions in {FOLDER / 'pages'}")

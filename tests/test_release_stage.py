@@ -1,0 +1,73 @@
+"""Staging a release: exactly the matrix's proven wheels, or none; the small matrix of the rehearsal."""
+
+import dataclasses
+import hashlib
+import json
+
+import pytest
+
+from release import index, matrix, rehearsal, stage
+from release.index import ChannelError
+from release.stage import StageError
+from tests.test_release_clients import make_wheel
+
+CELLS = ["2.14/cu130/3.11", "2.14/cu130/3.12", "2.13/cpu/3.11"]
+
+
+@pytest.fixture
+def small():
+    text = matrix.MATRIX_FILE.read_text(encoding="utf-8")
+    return matrix.read(rehearsal.small(text, "1.2.3", CELLS, "manylinux_2_34", "9.0+PTX", "x86_64"), "small")
+
+
+def test_the_small_matrix(small):
+    assert matrix.wheels(small, small.cells(proven=True)) == [
+        f"scaled_mask_softmax-1.2.3+{label}-{tag}-{tag}-manylinux_2_34_x86_64.whl"
+        for label, tag in (("cputorch2.13", "cp311"), ("cu130torch2.14", "cp311"), ("cu130torch2.14", "cp312"))
+    ]
+    assert small.cell("2.14").architectures == "9.0+PTX"
+
+
+@pytest.fixture
+def wheels(small, tmp_path):
+    """Stand-ins for the wheels of the small matrix."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for name in matrix.wheels(small, small.cells(proven=True)):
+        make_wheel(folder, "scaled_mask_softmax", name.split("-")[1]).rename(folder / name)
+    return sorted(folder.iterdir())
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    monkeypatch.setattr(stage.build, "plain", lambda tools, folder: (folder / "plain.whl").write_bytes(b"plain"))
+    monkeypatch.setattr(stage.build, "sdist", lambda tools, folder: (folder / "sdist.tar.gz").write_bytes(b"sdist"))
+
+
+def test_a_release(small, wheels, builds, tmp_path):
+    files = stage.stage(small, None, tmp_path / "staged", wheels)
+    names = {wheel.name for wheel in wheels}
+    assert {path.name for path in files} == names | {f"{name}.metadata" for name in names} | {
+        "plain.whl",
+        "sdist.tar.gz",
+    }
+    sums = (tmp_path / "staged/assets/SHA256SUMS").read_text().splitlines()
+    assert sums == [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in files]
+    data = json.loads((tmp_path / "staged/site" / index.DATA).read_text())
+    assert sorted(data["channels"]) == ["whl/cpu/torch2.13", "whl/cu130/torch2.14"]
+
+
+def test_no_release_without_a_wheel_or_with_one_more(small, wheels, builds, tmp_path):
+    with pytest.raises(ChannelError, match="1 wheels of the release are missing"):
+        stage.stage(small, None, tmp_path / "staged", wheels[1:])
+    unproven = dataclasses.replace(small.torch["2.13"], proven={})
+    less = dataclasses.replace(small, torch={**small.torch, "2.13": unproven})
+    with pytest.raises(ChannelError, match=r"cputorch2\.13-.* is no wheel of release 1\.2\.3"):
+        stage.stage(less, None, tmp_path / "staged", wheels)
+    assert not (tmp_path / "staged").exists()
+
+
+def test_the_tag(small):
+    stage.check_tag(small, "v1.2.3")
+    with pytest.raises(StageError, match=r"the tag is v1\.2\.4, the version in the matrix is 1\.2\.3"):
+        stage.check_tag(small, "v1.2.4")
