@@ -123,6 +123,17 @@ def _verify(arguments: argparse.Namespace) -> None:
         print(f"  passed: {', '.join(report.gates)}")
 
 
+def _compare(arguments: argparse.Namespace) -> None:
+    from . import compare
+    from .progress import StepError
+
+    found = compare.differences(arguments.first, arguments.second)
+    if found:
+        print("\n".join(found))
+        raise StepError(f"{arguments.first} and {arguments.second} differ")
+    print("the same, byte for byte")
+
+
 def _index(arguments: argparse.Namespace) -> None:
     from . import index
 
@@ -407,6 +418,11 @@ def _parser() -> argparse.ArgumentParser:
         help="a torch that must have every symbol that is asked of it; may be repeated",
     )
     command.set_defaults(run=_verify)
+
+    command = commands.add_parser("compare", help="what differs between two builds of one wheel")
+    command.add_argument("first", type=Path)
+    command.add_argument("second", type=Path)
+    command.set_defaults(run=_compare)
 
     command = commands.add_parser("index", help="lay wheels out as channels below a directory")
     command.add_argument("directory", type=Path)

@@ -29,7 +29,7 @@ class Entry:
     kernels: frozenset[str] | None  # mangled; None for PTX and compressed cubins
 
 
-def _sections(data: bytes) -> Iterator[tuple[str, bytes]]:
+def sections(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the sections of a 64-bit little-endian ELF file."""
     if data[:6] != b"\x7fELF\x02\x01":
         raise FatbinError("not a 64-bit little-endian ELF file")
@@ -47,7 +47,7 @@ def _sections(data: bytes) -> Iterator[tuple[str, bytes]]:
 def _kernels(cubin: bytes) -> frozenset[str] | None:
     if cubin[:4] != b"\x7fELF":
         return None
-    names = (name for name, _ in _sections(cubin))
+    names = (name for name, _ in sections(cubin))
     return frozenset(name.removeprefix(".text.") for name in names if name.startswith(".text."))
 
 
@@ -78,7 +78,7 @@ def read(library: Path) -> list[Entry]:
     """Every cubin and PTX of `library`, one a translation unit and architecture; empty without GPU code."""
     return [
         entry
-        for name, contents in _sections(library.read_bytes())
+        for name, contents in sections(library.read_bytes())
         if name == ".nv_fatbin"
         for entry in _entries(contents)
     ]
