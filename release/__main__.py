@@ -263,6 +263,14 @@ def _new_torch(arguments: argparse.Namespace) -> None:
     print(new_torch.steps(data, found), end="")
 
 
+def _variants(arguments: argparse.Namespace) -> None:
+    _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    from . import matrix, variants
+
+    for channel in variants.write(matrix.load(), arguments.directory, arguments.wheels):
+        print(channel)
+
+
 def _stage(arguments: argparse.Namespace) -> None:
     _need("scikit_build_core", "tomllib" if sys.version_info >= (3, 11) else "tomli")
     from . import environments, matrix, preflight, stage
@@ -377,6 +385,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("minor", nargs="?", help="such as 2.16; without it the command lists what the matrix lacks")
     command.add_argument("--write", action="store_true", help="change matrix.toml")
     command.set_defaults(run=_new_torch)
+
+    command = commands.add_parser("variants", help="(a preview) pages from which the installer picks the CUDA")
+    command.add_argument("directory", type=Path)
+    command.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL")
+    command.set_defaults(run=_variants)
 
     command = commands.add_parser("stage", help="lay out a release from its wheels, if they are all there")
     command.add_argument("wheels", type=Path, metavar="FOLDER", help="with the wheels, however deep")

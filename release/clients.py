@@ -14,7 +14,7 @@ from .progress import StepError
 
 # What the oldest supported Python came with, and the newest.
 PIPS = ("21.2.4", "26.3")
-PROGRAMS = ("uv==0.13.9", "poetry==2.5.1", "pytest>=8.2", "pip>=24")
+PROGRAMS = ("uv==0.13.9", "poetry==2.5.1", "pytest>=8.2", "pip>=24", "tomli>=2; python_version < '3.11'")
 
 
 def run(interpreter: Interpreter, arguments: Sequence[str]) -> None:

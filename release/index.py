@@ -59,7 +59,7 @@ def channel(wheel_name: str) -> str:
     return f"whl/{match[1]}/torch{match[2]}"
 
 
-def _page(title: str, links: Iterable[str]) -> str:
+def page(title: str, links: Iterable[str]) -> str:
     body = "".join(f"    {link}<br>\n" for link in links)
     return (
         "<!DOCTYPE html>\n<html>\n  <head>\n"
@@ -80,7 +80,7 @@ def _link(entry: Entry) -> str:
     return f'<a href="{html.escape(entry.url)}#sha256={entry.sha256}" {text}>{html.escape(entry.filename)}</a>'
 
 
-def _put(path: Path, data: bytes | Path) -> None:
+def put(path: Path, data: bytes | Path) -> None:
     """Writes the file, or a copy of another, in one step, if it is not there already."""
     if path.is_file():
         same = filecmp.cmp(path, data, shallow=False) if isinstance(data, Path) else path.read_bytes() == data
@@ -201,16 +201,16 @@ class Index:
     def write(self) -> None:
         """Writes everything: files, then the pages that link to them, then index.json."""
         for path, contents in self._new.items():
-            _put(path, contents)
+            put(path, contents)
         self._new.clear()
 
         def text(path: Path, contents: str) -> None:
-            _put(path, contents.encode())
+            put(path, contents.encode())
 
         for name, entries in self.channels.items():
             links = [_link(entries[file]) for file in sorted(entries)]
-            text(self.root / name / PROJECT / "index.html", _page(f"Links for {PROJECT}", links))
-            text(self.root / name / "index.html", _page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>']))
+            text(self.root / name / PROJECT / "index.html", page(f"Links for {PROJECT}", links))
+            text(self.root / name / "index.html", page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>']))
         sums = [
             f"{entry.sha256}  {name}/{PROJECT}/{entry.filename}\n"
             for name in sorted(self.channels)

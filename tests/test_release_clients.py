@@ -92,7 +92,7 @@ class Target:
     """A virtual environment with a torch in it, and an installer that works on it."""
 
     def __init__(self, folder, client, torch):
-        self.client, self.folder = client, folder
+        self.client, self.folder, self.variables = client, folder, {}
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
         self.python = folder / "venv/bin/python"
         (self.packages,) = (folder / "venv").glob("lib/*/site-packages")
@@ -111,7 +111,7 @@ class Target:
             env["PYTHONPATH"] = str(self.folder / "pip" if self.client == "pip" else CLIENTS / self.client)
             command = [self.python, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check"]
         command += ["--index-url", f"{channel}/", *arguments]
-        return subprocess.run(command, env=env, capture_output=True, text=True)
+        return subprocess.run(command, env={**env, **self.variables}, capture_output=True, text=True)
 
     @property
     def installed(self):
@@ -191,6 +191,29 @@ def test_a_tampered_wheel_is_refused(root, site, target, client):
     assert done.returncode != 0
     assert "hash" in done.stderr.lower()
     assert here.installed == {"torch": "2.14.1"}
+
+
+# The driver's CUDA (None: no GPU), and what is right for it of torch 2.14's cpu, cu126, cu130 and cu132.
+DRIVERS = {"12.6": "cu126", "12.9": "cu126", "13.0": "cu130", "13.2": "cu132", None: "cpu"}
+
+
+@pytest.mark.parametrize("driver", DRIVERS if CLIENTS else [])
+def test_variants(tmp_path, target, driver):
+    from release import matrix, variants  # needs a TOML parser
+
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    wheels = [ours(folder, f"1.0.0+{label}torch2.14") for label in ("cpu", "cu126", "cu130", "cu132")]
+    (channel,) = variants.write(matrix.load(), tmp_path / "site", wheels)
+    here = target("uv")
+    here.variables = {"NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION": driver} if driver else {}
+    done = here.install(channel.as_uri(), "--preview-features", "wheel-variants", "scaled-mask-softmax")
+    assert done.returncode == 0, done.stderr
+    assert here.installed == {"torch": "2.14.1", "scaled-mask-softmax": "1.0.0+torch2.14"}
+    assert (
+        f"VERSION = '1.0.0+{DRIVERS[driver]}torch2.14'"
+        in (here.packages / "scaled_mask_softmax/__init__.py").read_text()
+    )
 
 
 PROJECTS = {
