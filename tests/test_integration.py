@@ -164,6 +164,28 @@ def test_compile_in_place(device: str) -> None:
         assert same_bits(result, given)
 
 
+# torch's compiler looks at .grad of its arguments.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("part", [slice(None), slice(1, 4)], ids=["whole", "view"])
+def test_compiled_gradient_through_an_argument_written_in_place(device: str, part: slice) -> None:
+    """What is compiled changes a tensor that it was given, and that belongs to a graph made outside."""
+
+    def work(hidden: torch.Tensor) -> torch.Tensor:
+        sms.scaled_mask_softmax_(hidden[part], None, 0.5, True)
+        return hidden * 3
+
+    x = normal((5, 6), torch.float64, device).requires_grad_()
+    grad = normal((5, 6), torch.float64, device, 4)
+    results = []
+    for function in (work, torch.compile(work, fullgraph=True, backend="aot_eager")):
+        hidden = x * 2
+        y = function(hidden)
+        of_y, of_hidden = (torch.autograd.grad(tensor, x, grad, retain_graph=True)[0] for tensor in (y, hidden))
+        results.append((y, hidden, of_y, of_hidden))
+    for expected, got in zip(*results):
+        assert same_bits(got, expected)
+
+
 def test_compiled_errors_are_those_of_eager(device: str) -> None:
     compiled = torch.compile(lambda x, mask: sms.scaled_mask_softmax(x, mask), fullgraph=True)
     with pytest.raises(Exception, match=r"scaled_mask_softmax: mask has shape \[4\] for x of shape \[2, 3\]"):
