@@ -106,6 +106,26 @@ def _record(arguments: argparse.Namespace) -> None:
     record.write(arguments.library, arguments.facts, arguments.host_compiler, arguments.output)
 
 
+def _every_patch(wheel: Path) -> "list[Path]":
+    """The folders of every patch release of a wheel's torch that the registry has, fetched without dependencies."""
+    import dataclasses
+
+    from . import environments, matrix, new_torch, preflight, provision, torch_info, verify
+
+    build, data = verify.build_record(wheel), matrix.load()
+    interpreter = preflight.interpreter(None)
+    cell = data.cell(build["torch_minor"], torch_info.cuda_label(build["cuda"]))
+    releases = [
+        release
+        for release in new_torch.released(environments.tools(interpreter))
+        if release.rpartition(".")[0] == cell.torch.minor
+    ]
+    print(f"{wheel.name}: against torch {', '.join(releases)}")
+    cells = [dataclasses.replace(cell, torch=dataclasses.replace(cell.torch, release=release)) for release in releases]
+    found = [provision.torch(each, interpreter, importable=False) for each in cells]
+    return [environment.site_packages / "torch" for environment in found]
+
+
 def _verify(arguments: argparse.Namespace) -> None:
     from . import wheel_file
 
@@ -115,9 +135,8 @@ def _verify(arguments: argparse.Namespace) -> None:
     from . import verify
 
     for wheel in arguments.wheels:
-        report = verify.verify(
-            wheel, cuobjdump=arguments.cuobjdump, complete=arguments.complete, torches=arguments.torch
-        )
+        torches = [*arguments.torch, *(_every_patch(wheel) if arguments.every_patch else [])]
+        report = verify.verify(wheel, cuobjdump=arguments.cuobjdump, complete=arguments.complete, torches=torches)
         archs = ", ".join(report.architectures) or "CPU only"
         print(f"{wheel.name}: right; {report.size / 2**20:.1f} MiB, {archs}, {report.kernels} kernels in each")
         print(f"  passed: {', '.join(report.gates)}")
@@ -429,6 +448,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="FOLDER",
         help="a torch that must have every symbol that is asked of it; may be repeated",
+    )
+    command.add_argument(
+        "--every-patch", action="store_true", help="fetch each patch release of the wheel's torch, and ask it too"
     )
     command.set_defaults(run=_verify)
 

@@ -77,6 +77,11 @@ def _read_record(files: dict[str, bytes]) -> dict[str, Any]:
     return build
 
 
+def build_record(wheel: Path) -> dict[str, Any]:
+    """The build record of a wheel. Raises WheelFileError, VerifyError or RecordError."""
+    return _read_record(wheel_file.read(wheel).files)
+
+
 def _check_names(wheel: WheelFile, build: dict[str, Any], requires: list[str]) -> None:
     """The file name, which is METADATA's, and the build record agree."""
     version = wheel.version

@@ -425,3 +425,21 @@ def test_a_lost_kernel(make, monkeypatch):
     monkeypatch.setattr(verify, "policy_kernels", lambda: ["_Zfirst", "_Zsecond"])
     wheel = make(version="1.0.0+cu130torch2.14", build={"cuda": "13.0", "architectures": ["9.0"]})
     refused(wheel, "kernels", "no cubin for 9.0 of 1 kernels, the first")
+
+
+def test_every_patch_release_is_asked(make, monkeypatch, tmp_path):
+    from release import __main__ as program
+    from release import environments, new_torch, provision
+
+    asked = []
+
+    def torch(cell, interpreter, *, importable):
+        asked.append((cell.torch.release, cell.cuda_label, importable))
+        return environments.Environment(tmp_path / cell.torch.release, "3.11")
+
+    monkeypatch.setattr(provision, "torch", torch)
+    monkeypatch.setattr(environments, "tools", lambda interpreter: None)
+    monkeypatch.setattr(new_torch, "released", lambda tools: ["2.15.0", "2.14.1", "2.14.0", "2.1.4"])
+    folders = program._every_patch(make())
+    assert asked == [("2.14.1", "cpu", False), ("2.14.0", "cpu", False)]
+    assert folders[0] == tmp_path / "2.14.1/lib/python3.11/site-packages/torch"
