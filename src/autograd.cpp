@@ -1,4 +1,5 @@
-// Derivatives of every order in both modes, and version counting, for every device. Saved for backward: y only.
+// Derivatives of every order in both modes, and version counting, for every device. Saved for backward: y, and
+// key_lengths where they are given.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/where.h>

@@ -77,7 +77,26 @@ void check_element(const Tensor& x, const char* name) {
                     "[..., Sq, Sk]. Use ", name, ".unsqueeze(0) for a row of one score.");
 }
 
-void check_options(const Tensor& x, const Options& options, const OptionalTensor& key_lengths) {
+// An operand with one element for each index of x's dimension `dim`.
+void check_vector(const Tensor& x, const char* x_name, const Tensor& vector, const char* name, int64_t dim,
+                  const char* x_shape, const char* role) {
+  TORCH_CHECK_VALUE(vector.device() == x.device(), kPrefix, name, " is on ", vector.device(), "; expected ",
+                    x.device(), ", the device of ", x_name, ". Use ", name, ".to(", x_name, ".device).");
+  TORCH_CHECK_VALUE(x.dim() >= 3, kPrefix, name, " is given for ", x_name, " of shape ", x.sizes(), "; expected ",
+                    x_shape, ". Use ", x_name, "[None].");
+  TORCH_CHECK_VALUE(vector.dim() == 1 && vector.size(0) == x.size(dim), kPrefix, name, " has shape ", vector.sizes(),
+                    " for ", x_name, " of shape ", x.sizes(), "; expected [", x.size(dim), "], ", role, ".");
+}
+
+void check_key_lengths(const Tensor& x, const char* x_name, const Tensor& key_lengths) {
+  TORCH_CHECK_TYPE(key_lengths.scalar_type() == at::kInt || key_lengths.scalar_type() == at::kLong, kPrefix,
+                   "key_lengths has dtype ", dtype_name(key_lengths.scalar_type()),
+                   "; expected torch.int32 or torch.int64. Use key_lengths.long().");
+  check_vector(x, x_name, key_lengths, "key_lengths", 0, "three dimensions or more, [B, ..., Sq, Sk]",
+               "one length for each entry of the first dimension");
+}
+
+void check_options(const Tensor& x, const char* name, const Options& options, const OptionalTensor& key_lengths) {
   TORCH_CHECK_VALUE(std::isfinite(options.scale), kPrefix, "scale is ", number(options.scale),
                     "; expected a finite number. Check how it is computed, for example d_k ** -0.5.");
   TORCH_CHECK_VALUE(x.scalar_type() == at::kDouble ||
@@ -85,12 +104,10 @@ void check_options(const Tensor& x, const Options& options, const OptionalTensor
                     kPrefix, "scale is ", number(options.scale),
                     "; expected a number in the range of float32, in which scores of dtype ",
                     dtype_name(x.scalar_type()), " are computed. Use float64 scores or a smaller scale.");
-  TORCH_CHECK_NOT_IMPLEMENTED(!options.window.has_value(), kPrefix,
-                              "window is not supported yet; expected None. Pass a bool mask that is True outside the "
-                              "window.");
-  TORCH_CHECK_NOT_IMPLEMENTED(!key_lengths.has_value(), kPrefix,
-                              "key_lengths is not supported yet; expected None. Pass a bool mask that is True at the "
-                              "columns past each length.");
+  TORCH_CHECK_VALUE(options.window.value_or(1) >= 1, kPrefix, "window is ", *options.window,
+                    "; expected at least 1, the number of columns from the diagonal back, that one included. Use "
+                    "window=None for no window.");
+  if (key_lengths.has_value()) check_key_lengths(x, name, *key_lengths);
 }
 
 void check_mask(const Tensor& x, const Tensor& mask) {
@@ -179,6 +196,13 @@ StrideBuffer query_strides(const Tensor& x, const Band& band) {
   return strides;
 }
 
+// Of an optional operand with one element for each index of x's dimension `dim`.
+StrideBuffer vector_strides(const Tensor& x, const OptionalTensor& vector, int64_t dim) {
+  StrideBuffer strides(x.dim(), 0);
+  if (vector.has_value()) strides[dim] = vector->stride(0);
+  return strides;
+}
+
 // Half-open range of bytes that a non-empty tensor touches within its storage.
 std::pair<int64_t, int64_t> storage_bytes(const Tensor& tensor) {
   int64_t last = 0;
@@ -207,7 +231,7 @@ bool may_overlap_itself(const Tensor& x) {
 void check_forward(const Tensor& x, const OptionalTensor& mask, const Options& options,
                    const OptionalTensor& key_lengths, const OptionalTensor& sink) {
   check_element(x, "x");
-  check_options(x, options, key_lengths);
+  check_options(x, "x", options, key_lengths);
   TORCH_CHECK_NOT_IMPLEMENTED(!sink.has_value(), kPrefix,
                               "sink is not supported yet; expected None. Append its logits to x as a column and drop "
                               "that column of the result.");
@@ -229,7 +253,7 @@ void check_in_place(const Tensor& x, const OptionalTensor& mask) {
 
 void check_backward(const Tensor& grad, const Tensor& y, const Options& options, const OptionalTensor& key_lengths) {
   check_element(y, "y");
-  check_options(y, options, key_lengths);
+  check_options(y, "y", options, key_lengths);
   TORCH_CHECK_VALUE(grad.device() == y.device(), kPrefix, "grad is on ", grad.device(), "; expected ", y.device(),
                     ", the device of y. Use grad.to(y.device).");
   TORCH_CHECK_TYPE(grad.scalar_type() == y.scalar_type(), kPrefix, "grad has dtype ", dtype_name(grad.scalar_type()),
@@ -246,7 +270,8 @@ Tensor with_readable_columns(const Tensor& grad) {
   return grad.stride(-1) == 0 ? grad : with_unit_column_stride(grad);
 }
 
-ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, const Options& options, const Tensor& y) {
+ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, const Options& options,
+                               const OptionalTensor& key_lengths, const Tensor& y) {
   ForwardProblem problem;
   problem.element = element_of(x);
   problem.mask_kind = mask_kind_of(mask, x);
@@ -257,8 +282,8 @@ ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, cons
   problem.mask = mask.has_value() ? mask->const_data_ptr() : nullptr;
   problem.mask_column_stride = mask.has_value() ? mask_stride(x, *mask, x.dim() - 1) : 0;
   problem.y = y.mutable_data_ptr();
-  problem.key_lengths = nullptr;
-  problem.key_lengths_64 = false;
+  problem.key_lengths = key_lengths.has_value() ? key_lengths->const_data_ptr() : nullptr;
+  problem.key_lengths_64 = key_lengths.has_value() && key_lengths->scalar_type() == at::kLong;
   problem.sink = nullptr;
   StrideBuffer mask_strides(x.dim(), 0);
   if (mask.has_value()) {
@@ -266,12 +291,14 @@ ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, cons
   }
   const StrideBuffer none(x.dim(), 0);
   const StrideBuffer query = query_strides(x, problem.band);
+  const StrideBuffer batch = vector_strides(x, key_lengths, 0);
   problem.rows = merged_rows(x, {x.strides().data(), mask_strides.data(), y.strides().data(), query.data(),
-                                 none.data(), none.data()});
+                                 batch.data(), none.data()});
   return problem;
 }
 
-BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Options& options, const Tensor& dx) {
+BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Options& options,
+                                 const OptionalTensor& key_lengths, const Tensor& dx) {
   BackwardProblem problem;
   problem.element = element_of(y);
   problem.band = band_of(y, options);
@@ -281,12 +308,13 @@ BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Opti
   problem.grad = grad.const_data_ptr();
   problem.grad_column_stride = grad.stride(-1) == 0 ? 0 : 1;
   problem.dx = dx.mutable_data_ptr();
-  problem.key_lengths = nullptr;
-  problem.key_lengths_64 = false;
+  problem.key_lengths = key_lengths.has_value() ? key_lengths->const_data_ptr() : nullptr;
+  problem.key_lengths_64 = key_lengths.has_value() && key_lengths->scalar_type() == at::kLong;
   const StrideBuffer none(y.dim(), 0);
   const StrideBuffer query = query_strides(y, problem.band);
+  const StrideBuffer batch = vector_strides(y, key_lengths, 0);
   problem.rows = merged_rows(y, {y.strides().data(), grad.strides().data(), dx.strides().data(), query.data(),
-                                 none.data(), none.data()});
+                                 batch.data(), none.data()});
   return problem;
 }
 

@@ -39,8 +39,8 @@ at::Tensor with_readable_columns(const at::Tensor& grad);
 
 // The problems for checked, non-empty arguments. x, y and dx have column stride 1; y may be x itself.
 ForwardProblem forward_problem(const at::Tensor& x, const OptionalTensor& mask, const Options& options,
-                               const at::Tensor& y);
+                               const OptionalTensor& key_lengths, const at::Tensor& y);
 BackwardProblem backward_problem(const at::Tensor& grad, const at::Tensor& y, const Options& options,
-                                 const at::Tensor& dx);
+                                 const OptionalTensor& key_lengths, const at::Tensor& dx);
 
 }  // namespace sms

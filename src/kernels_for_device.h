@@ -21,7 +21,7 @@ struct KernelsForDevice {
     at::Tensor y = at::empty(x.sizes(), x.options());
     if (x.numel() == 0) return y;
     const at::Tensor readable = with_unit_column_stride(x);
-    Launch::forward(forward_problem(readable, mask, options, y), x);
+    Launch::forward(forward_problem(readable, mask, options, key_lengths, y), x);
     return y;
   }
 
@@ -33,7 +33,7 @@ struct KernelsForDevice {
     check_in_place(x, mask);
     if (x.numel() == 0) return;
     const at::Tensor rows = with_unit_column_stride(x);
-    Launch::forward(forward_problem(rows, mask, options, rows), x);
+    Launch::forward(forward_problem(rows, mask, options, key_lengths, rows), x);
     if (!rows.is_same(x)) x.copy_(rows);
   }
 
@@ -45,7 +45,7 @@ struct KernelsForDevice {
     if (y.numel() == 0) return dx;
     const at::Tensor readable_grad = with_readable_columns(grad);
     const at::Tensor readable_y = with_unit_column_stride(y);
-    Launch::backward(backward_problem(readable_grad, readable_y, options, dx), y);
+    Launch::backward(backward_problem(readable_grad, readable_y, options, key_lengths, dx), y);
     return dx;
   }
 

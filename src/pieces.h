@@ -28,7 +28,7 @@ inline void advance(ForwardProblem& problem, const RowDim& dim, int64_t index) {
   problem.band.begin += index * dim.stride[kQuery];
   problem.band.end += index * dim.stride[kQuery];
   problem.key_lengths =
-      offset_pointer(problem.key_lengths, index * dim.stride[kBatch] * (problem.key_lengths_64 ? 8 : 4));
+      offset_pointer(problem.key_lengths, index * dim.stride[kBatch] * key_length_bytes(problem.key_lengths_64));
   problem.sink = offset_pointer(problem.sink, index * dim.stride[kHead] * int64_t{sizeof(float)});
 }
 
@@ -40,7 +40,7 @@ inline void advance(BackwardProblem& problem, const RowDim& dim, int64_t index) 
   problem.band.begin += index * dim.stride[kQuery];
   problem.band.end += index * dim.stride[kQuery];
   problem.key_lengths =
-      offset_pointer(problem.key_lengths, index * dim.stride[kBatch] * (problem.key_lengths_64 ? 8 : 4));
+      offset_pointer(problem.key_lengths, index * dim.stride[kBatch] * key_length_bytes(problem.key_lengths_64));
 }
 
 // Calls run(piece) on problems that together cover `problem`, each with at most max_dims row dimensions and at most

@@ -72,6 +72,17 @@ SMS_HOST_DEVICE ColumnRange live_columns(const Band& band, int64_t columns, int6
   return {begin > 0 ? begin : 0, end < columns ? (end > 0 ? end : 0) : columns};
 }
 
+// The live columns of a row whose keys end at `length`, any number: what lies past it is not live.
+SMS_HOST_DEVICE ColumnRange shortened(const ColumnRange& live, int64_t length) {
+  return {live.begin, length < live.end ? (length > 0 ? length : 0) : live.end};
+}
+
+constexpr int key_length_bytes(bool is_64) { return is_64 ? 8 : 4; }
+
+SMS_HOST_DEVICE int64_t read_key_length(const void* length, bool is_64) {
+  return is_64 ? *static_cast<const int64_t*>(length) : *static_cast<const int32_t*>(length);
+}
+
 struct ForwardProblem {
   Element element;       // dtype of x and y
   MaskKind mask_kind;
@@ -82,14 +93,14 @@ struct ForwardProblem {
   const void* mask;      // null where mask_kind is none; true = excluded for boolean
   int64_t mask_column_stride;  // any value, 0 included
   void* y;               // column stride is 1; may be x itself with the same strides (in-place form)
-  const void* key_lengths;     // null, or int32/int64 per batch index: later
-  bool key_lengths_64;
+  const void* key_lengths;     // null, or a number per batch index (kBatch strides): columns past it are not live
+  bool key_lengths_64;         // int64, else int32
   const void* sink;            // null, or one logit per head index: later
   Rows rows;             // count() >= 1
 };
 
 // dx = scale * y * (grad - sum(grad * y)) over the live columns, where a cell with y == 0 takes part as if its grad
-// were 0 (an excluded cell's gradient is zero whatever grad holds there, NaN included); columns outside the band get 0.
+// were 0 (an excluded cell's gradient is zero whatever grad holds there, NaN included); columns that are not live get 0.
 struct BackwardProblem {
   Element element;       // dtype of grad, y and dx
   Band band;
@@ -99,7 +110,7 @@ struct BackwardProblem {
   const void* grad;
   int64_t grad_column_stride;  // 1, or 0 for an expanded gradient
   void* dx;              // column stride is 1; never aliases grad or y
-  const void* key_lengths;
+  const void* key_lengths;     // as forward
   bool key_lengths_64;
   Rows rows;
 };

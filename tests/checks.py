@@ -105,10 +105,12 @@ def assert_is_forward(
     scale: float = 1.0,
     is_causal: bool = False,
     diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
     exact_scores: bool = False,
 ) -> None:
     """y is what the oracle makes of the rest."""
-    scores, _ = oracle.scores(x, mask, scale, is_causal, diagonal)
+    scores, _ = oracle.scores(x, mask, scale, is_causal, diagonal, window, key_lengths)
     expected = oracle.softmax(scores)
     assert_within(y, expected, tolerances.forward_bound(x.dtype, scores, expected, exact_scores), "forward")
     no_weight = (scores == -torch.inf) & ~expected.isnan()
@@ -128,6 +130,8 @@ def verify(
     scale: float = 1.0,
     is_causal: bool = False,
     diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
     grad: torch.Tensor | None = None,
     exact_scores: bool = False,
     from_x: bool = True,
@@ -137,11 +141,16 @@ def verify(
     from_x: compare dx with the oracle's gradient from x on, too. Pass False where grad holds NaN or infinities, which
     multiply with the rounding error of y.
     """
-    options: dict[str, Any] = {"is_causal": is_causal, "diagonal": diagonal}
+    options: dict[str, Any] = {
+        "is_causal": is_causal,
+        "diagonal": diagonal,
+        "window": window,
+        "key_lengths": key_lengths,
+    }
     if grad is None:
         grad = normal(x.shape, x.dtype, str(x.device), 99, 1.0)
     leaf = x.detach().requires_grad_()
-    snapshot = Snapshot(x, mask, grad)
+    snapshot = Snapshot(x, mask, grad, key_lengths)
     y = sms.scaled_mask_softmax(leaf, mask, scale, **options)
     assert y.dtype == x.dtype
     assert y.shape == x.shape
@@ -155,7 +164,7 @@ def verify(
     assert dx.shape == x.shape
     expected = oracle.backward(grad, y, scale, **options)
     assert_within(dx, expected, tolerances.backward_bound(x.dtype, scale, grad, y, expected), "backward")
-    no_weight = (y == 0) | oracle.excluded_by_position(x, is_causal, diagonal)
+    no_weight = (y == 0) | oracle.excluded_by_position(x, **options)
     assert not dx.masked_select(no_weight).count_nonzero(), "the gradient of a cell of no weight is not exactly zero"
     if from_x:
         scores, _ = oracle.scores(x, mask, scale, **options)

@@ -51,6 +51,11 @@ BROADCAST = (
     "expected a shape that broadcasts to x without enlarging it. Make each of its trailing dimensions equal to x's or "
     "1."
 )
+WINDOW = (
+    "window is {}; expected at least 1, the number of columns from the diagonal back, that one included. Use "
+    "window=None for no window."
+)
+LENGTHS = "expected [3], one length for each entry of the first dimension."
 
 BOTH_FORMS = [
     # x
@@ -91,20 +96,43 @@ BOTH_FORMS = [
         for scale, text in ((3.5e38, "3.5e+38"), (-1e300, "-1e+300"))
         for name in ("float16", "bfloat16", "float32")
     ),
+    # window and key_lengths
+    *((f"window {window}", call(zeros(3, 4), window=window), ValueError, WINDOW.format(window)) for window in (0, -3)),
+    *(
+        (
+            f"key_lengths of {name}",
+            call(zeros(3, 2, 4), key_lengths=zeros(3, dtype=getattr(torch, name))),
+            TypeError,
+            f"key_lengths has dtype torch.{name}; expected torch.int32 or torch.int64. Use key_lengths.long().",
+        )
+        for name in ("float32", "int16", "bool")
+    ),
+    *(
+        (
+            f"key_lengths for x of rank {len(shape)}",
+            call(zeros(*shape), key_lengths=zeros(shape[0], dtype=torch.int32)),
+            ValueError,
+            f"key_lengths is given for x of shape {list(shape)}; expected three dimensions or more, [B, ..., Sq, Sk]. "
+            "Use x[None].",
+        )
+        for shape in ((3, 4), (4,))
+    ),
+    *(
+        (
+            f"key_lengths of shape {list(shape)}",
+            call(zeros(3, 2, 4), key_lengths=zeros(*shape, dtype=torch.int64)),
+            ValueError,
+            f"key_lengths has shape {list(shape)} for x of shape [3, 2, 4]; {LENGTHS}",
+        )
+        for shape in ((2,), (1,), (3, 1), (), (0,))
+    ),
+    (
+        "key_lengths on another device",
+        call(zeros(3, 2, 4), key_lengths=lambda _: torch.zeros(3, device="meta", dtype=torch.int32)),
+        ValueError,
+        "key_lengths is on meta; expected {device}, the device of x. Use key_lengths.to(x.device).",
+    ),
     # Options that have their place but no kernel yet
-    (
-        "window",
-        call(zeros(3, 4), window=2),
-        NotImplementedError,
-        "window is not supported yet; expected None. Pass a bool mask that is True outside the window.",
-    ),
-    (
-        "key_lengths",
-        call(zeros(3, 2, 4), key_lengths=zeros(3, dtype=torch.int32)),
-        NotImplementedError,
-        "key_lengths is not supported yet; expected None. Pass a bool mask that is True at the columns past each "
-        "length.",
-    ),
     (
         "sink",
         call(zeros(3, 2, 4), sink=zeros(3)),
@@ -272,16 +300,15 @@ BACKWARD = [
     ),
     (
         "window",
-        call(zeros(3, 4), zeros(3, 4), 1.0, False, window=3),
-        NotImplementedError,
-        "window is not supported yet; expected None. Pass a bool mask that is True outside the window.",
+        call(zeros(3, 4), zeros(3, 4), 1.0, False, window=0),
+        ValueError,
+        WINDOW.format(0),
     ),
     (
-        "key_lengths",
-        call(zeros(3, 2, 4), zeros(3, 2, 4), 1.0, False, key_lengths=zeros(3, dtype=torch.int64)),
-        NotImplementedError,
-        "key_lengths is not supported yet; expected None. Pass a bool mask that is True at the columns past each "
-        "length.",
+        "key_lengths of another shape",
+        call(zeros(3, 2, 4), zeros(3, 2, 4), 1.0, False, key_lengths=zeros(2, dtype=torch.int64)),
+        ValueError,
+        f"key_lengths has shape [2] for y of shape [3, 2, 4]; {LENGTHS}",
     ),
 ]
 

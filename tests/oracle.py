@@ -16,7 +16,7 @@ class Scores(NamedTuple):
     """Scores before the softmax.
 
     values: float64, x's shape; excluded cells hold -inf.
-    by_position: bool, x's shape; True where causality excludes the cell.
+    by_position: bool, x's shape; True where causality, the window or a key length excludes the cell.
     """
 
     values: torch.Tensor
@@ -30,13 +30,27 @@ def aligned_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return mask.expand(x.shape)
 
 
-def excluded_by_position(x: torch.Tensor, is_causal: bool, diagonal: int) -> torch.Tensor:
-    """Bool, x's shape: cell (i, j) is excluded if is_causal and j > i + diagonal. A rank-1 x is the row i = 0."""
+def excluded_by_position(
+    x: torch.Tensor,
+    is_causal: bool,
+    diagonal: int,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Bool, x's shape: cell (i, j) is excluded if is_causal and j > i + diagonal, if j <= i + diagonal - window, or if
+    j >= key_lengths[b], b the index along the first dimension. A rank-1 x is the row i = 0."""
     queries = x.shape[-2] if x.dim() > 1 else 1
     i = torch.arange(queries, device=x.device)[:, None]
     j = torch.arange(x.shape[-1], device=x.device)[None, :]
     outside = (j - i > diagonal) if is_causal else torch.zeros_like(j - i, dtype=torch.bool)
-    return outside.reshape(x.shape[-1:]).expand(x.shape) if x.dim() == 1 else outside.expand(x.shape)
+    if window is not None:
+        outside = outside | (j - i <= max(diagonal - window, -(2**63)))  # of 64 bits, like the other side
+    outside = outside.reshape(x.shape[-1:]).expand(x.shape) if x.dim() == 1 else outside.expand(x.shape)
+    if key_lengths is not None:
+        for b, length in enumerate(key_lengths.tolist()):
+            outside = outside.clone()
+            outside[b, ..., max(length, 0) :] = True
+    return outside
 
 
 def in_range(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -52,9 +66,11 @@ def scores(
     scale: float = 1.0,
     is_causal: bool = False,
     diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
 ) -> Scores:
     values = in_range(x.detach().double() * scale, x.dtype)
-    by_position = excluded_by_position(x, is_causal, diagonal)
+    by_position = excluded_by_position(x, is_causal, diagonal, window, key_lengths)
     excluded = by_position
     if mask is not None:
         mask = aligned_mask(x, mask.detach())
@@ -83,20 +99,28 @@ def forward(
     scale: float = 1.0,
     is_causal: bool = False,
     diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Float64 probabilities of x's shape."""
-    return softmax(scores(x, mask, scale, is_causal, diagonal).values)
+    return softmax(scores(x, mask, scale, is_causal, diagonal, window, key_lengths).values)
 
 
 def backward(
-    grad: torch.Tensor, y: torch.Tensor, scale: float = 1.0, is_causal: bool = False, diagonal: int = 0
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Float64 gradient of x, given probabilities y: scale * y * (grad - sum(grad * y)).
 
-    A cell with y == 0 counts as if its grad were 0, whatever grad holds; a cell outside the causal triangle gets 0
-    even in a row of NaN.
+    A cell with y == 0 counts as if its grad were 0, whatever grad holds; a cell excluded by position gets 0 even in a
+    row of NaN.
     """
     grad, y = grad.detach().double(), y.detach().double()
     grad = grad.masked_fill(y == 0, 0.0)
     dx = scale * y * (grad - (grad * y).sum(dim=-1, keepdim=True))
-    return dx.masked_fill((y == 0) | excluded_by_position(y, is_causal, diagonal), 0.0)
+    return dx.masked_fill((y == 0) | excluded_by_position(y, is_causal, diagonal, window, key_lengths), 0.0)

@@ -33,6 +33,9 @@ def opcheck_arguments(device: str) -> list[tuple[tuple[Any, ...], dict[str, Any]
             ((x, random_mask("same", (5, 9), dtype, device), 0.5, True), {"diagonal": 2}),
             ((x, random_mask("bool", (2, 5, 9), dtype, device), 2.0, True), {}),
         ]
+        lengths = torch.tensor([4, 9], device=device)
+        calls.append(((x, None, 0.5, True), {"diagonal": 4, "window": 3, "key_lengths": lengths}))
+        calls.append(((x, random_mask("bool", (5, 9), dtype, device)), {"key_lengths": lengths.int()}))
     calls.append(((normal((4, 7), torch.float32, device).t(), None, 0.5), {}))
     calls.append(((torch.empty(0, 5, device=device),), {}))
     return calls
@@ -60,6 +63,10 @@ def test_opcheck_backward(device: str) -> None:
         torch.library.opcheck(OPS.scaled_mask_softmax_backward.default, (grad, y, 0.5, True), {"diagonal": 1})
         torch.library.opcheck(
             OPS.scaled_mask_softmax_backward.default, (grad[:1, :1, :1].expand_as(y), y, 0.5, False), {}
+        )
+        lengths = torch.tensor([4, 9], device=device)
+        torch.library.opcheck(
+            OPS.scaled_mask_softmax_backward.default, (grad, y, 0.5, True), {"window": 2, "key_lengths": lengths}
         )
 
 

@@ -16,6 +16,10 @@ def test_is_the_function_with_its_options_fixed(device: str) -> None:
     x = normal((2, 3, 5, 7), torch.float32, device)
     mask = random_mask("bool", (2, 1, 1, 7), torch.float32, device)
     module = ScaledMaskSoftmax(0.25, True, diagonal=2)
+    lengths = torch.tensor([5, 2], device=device)
+    windowed = ScaledMaskSoftmax(0.25, window=3)
+    expected = scaled_mask_softmax(x, mask, 0.25, window=3, key_lengths=lengths)
+    assert same_bits(windowed(x, mask, key_lengths=lengths), expected)
     for module_in_mode in (module.train(), module.eval()):
         assert same_bits(module_in_mode(x, mask), scaled_mask_softmax(x, mask, 0.25, True, diagonal=2))
         assert same_bits(module_in_mode(x), scaled_mask_softmax(x, None, 0.25, True, diagonal=2))
@@ -56,10 +60,7 @@ def test_repr_names_what_is_not_default(module: ScaledMaskSoftmax, text: str) ->
 
 def test_what_is_not_supported_yet_is_refused(device: str) -> None:
     x = normal((2, 3, 5), torch.float32, device)
-    lengths = torch.tensor([5, 2], device=device)
     for module, options in [
-        (ScaledMaskSoftmax(window=2), {}),
-        (ScaledMaskSoftmax(), {"key_lengths": lengths}),
         (ScaledMaskSoftmax(), {"sink": torch.zeros(2, device=device)}),
         (ScaledMaskSoftmax(dropout_p=0.5), {}),
     ]:

@@ -63,7 +63,47 @@ def _check_element(x: torch.Tensor, name: str) -> None:
         )
 
 
-def _check_options(x: torch.Tensor, scale: float, window: int | None, key_lengths: torch.Tensor | None) -> None:
+def _check_vector(
+    x: torch.Tensor, x_name: str, vector: torch.Tensor, name: str, dim: int, x_shape: str, role: str
+) -> None:
+    """An operand with one element for each index of x's dimension `dim`."""
+    if vector.device != x.device:
+        raise ValueError(
+            f"{_PREFIX}{name} is on {vector.device}; expected {x.device}, the device of {x_name}. "
+            f"Use {name}.to({x_name}.device)."
+        )
+    _check_layout(vector, name)
+    if x.dim() < 3:
+        raise ValueError(
+            f"{_PREFIX}{name} is given for {x_name} of shape {_shape(x)}; expected {x_shape}. Use {x_name}[None]."
+        )
+    if vector.dim() != 1 or not _holds(vector.shape[0] == x.shape[dim], True):
+        raise ValueError(
+            f"{_PREFIX}{name} has shape {_shape(vector)} for {x_name} of shape {_shape(x)}; "
+            f"expected [{x.shape[dim]}], {role}."
+        )
+
+
+def _check_key_lengths(x: torch.Tensor, name: str, key_lengths: torch.Tensor) -> None:
+    if key_lengths.dtype not in (torch.int32, torch.int64):
+        raise TypeError(
+            f"{_PREFIX}key_lengths has dtype {key_lengths.dtype}; expected torch.int32 or torch.int64. "
+            "Use key_lengths.long()."
+        )
+    _check_vector(
+        x,
+        name,
+        key_lengths,
+        "key_lengths",
+        0,
+        "three dimensions or more, [B, ..., Sq, Sk]",
+        "one length for each entry of the first dimension",
+    )
+
+
+def _check_options(
+    x: torch.Tensor, name: str, scale: float, window: int | None, key_lengths: torch.Tensor | None
+) -> None:
     # A symbolic scale has no value yet: the kernel that finally runs checks it.
     if not isinstance(scale, torch.SymFloat):
         if not math.isfinite(scale):
@@ -76,15 +116,13 @@ def _check_options(x: torch.Tensor, scale: float, window: int | None, key_length
                 f"{_PREFIX}scale is {scale:g}; expected a number in the range of float32, in which scores of dtype "
                 f"{x.dtype} are computed. Use float64 scores or a smaller scale."
             )
-    if window is not None:
-        raise NotImplementedError(
-            f"{_PREFIX}window is not supported yet; expected None. Pass a bool mask that is True outside the window."
+    if window is not None and not _holds(window >= 1, True):
+        raise ValueError(
+            f"{_PREFIX}window is {window}; expected at least 1, the number of columns from the diagonal back, that one "
+            "included. Use window=None for no window."
         )
     if key_lengths is not None:
-        raise NotImplementedError(
-            f"{_PREFIX}key_lengths is not supported yet; expected None. Pass a bool mask that is True at the columns "
-            "past each length."
-        )
+        _check_key_lengths(x, name, key_lengths)
 
 
 def _broadcasts(x: torch.Tensor, mask: torch.Tensor) -> bool:
@@ -144,7 +182,7 @@ def check_forward(
 ) -> None:
     """Raise TypeError, ValueError or NotImplementedError unless the arguments are those of a forward call."""
     _check_element(x, "x")
-    _check_options(x, scale, window, key_lengths)
+    _check_options(x, "x", scale, window, key_lengths)
     if sink is not None:
         raise NotImplementedError(
             f"{_PREFIX}sink is not supported yet; expected None. Append its logits to x as a column and drop that "
@@ -196,7 +234,7 @@ def check_backward(
 ) -> None:
     """Raise TypeError, ValueError or NotImplementedError unless the arguments are those of a backward call."""
     _check_element(y, "y")
-    _check_options(y, scale, window, key_lengths)
+    _check_options(y, "y", scale, window, key_lengths)
     if grad.device != y.device:
         raise ValueError(
             f"{_PREFIX}grad is on {grad.device}; expected {y.device}, the device of y. Use grad.to(y.device)."

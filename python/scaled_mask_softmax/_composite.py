@@ -21,25 +21,35 @@ def _aligned_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return mask.unsqueeze(1) if _checks.is_per_sample(x, mask) else mask
 
 
-def _outside_band(x: torch.Tensor, is_causal: bool, diagonal: int) -> torch.Tensor | None:
-    """The cells excluded by position, as a bool tensor ``[Sq, Sk]`` (``[Sk]`` for a row); None where there are none."""
-    if not is_causal:
+def _excluded_by_position(
+    x: torch.Tensor, is_causal: bool, diagonal: int, window: int | None, key_lengths: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The cells that is_causal, window and key_lengths exclude, as a bool tensor that broadcasts to x; None if none."""
+    if not is_causal and window is None and key_lengths is None:
         return None
-    queries = x.shape[-2] if x.dim() >= 2 else 1
     columns = x.shape[-1]
-    # Past these bounds nothing, or everything, is excluded; comparing clamped values cannot overflow.
-    diagonal = max(-queries - 1, min(diagonal, columns))
-    row = torch.arange(queries, device=x.device).unsqueeze(-1)
     column = torch.arange(columns, device=x.device)
-    outside = column > row + diagonal
-    return outside if x.dim() >= 2 else outside.squeeze(0)
+    outside = None
+    if key_lengths is not None:
+        outside = column >= key_lengths.reshape(-1, *([1] * (x.dim() - 1)))
+    if is_causal or window is not None:
+        queries = x.shape[-2] if x.dim() >= 2 else 1
+        row = torch.arange(queries, device=x.device).unsqueeze(-1)
+        # Past these bounds nothing, or everything, is excluded; comparing clamped values cannot overflow.
+        last = max(-queries - 1, min(diagonal, columns))
+        band = column > row + last if is_causal else None
+        if window is not None:
+            before = column <= row + max(-queries - 1, min(diagonal - window, columns))
+            band = before if band is None else band | before
+        if band is not None:
+            band = band if x.dim() >= 2 else band.squeeze(0)
+            outside = band if outside is None else outside | band
+    return outside
 
 
-def _probabilities(
-    x: torch.Tensor, mask: torch.Tensor | None, scale: float, is_causal: bool, diagonal: int
-) -> torch.Tensor:
+def _probabilities(x: torch.Tensor, mask: torch.Tensor | None, scale: float, *options: Any) -> torch.Tensor:
     scores = x.to(_accumulate_dtype(x.dtype)) * scale
-    excluded = _outside_band(x, is_causal, diagonal)
+    excluded = _excluded_by_position(x, *options)
     if mask is not None:
         mask = _aligned_mask(x, mask)
         if mask.dtype == torch.bool:
@@ -57,13 +67,13 @@ def _probabilities(
     return torch.softmax(scores, -1).to(x.dtype).contiguous().masked_fill(dead, 0.0)
 
 
-def _derivative(arriving: torch.Tensor, y: torch.Tensor, scale: float, is_causal: bool, diagonal: int) -> torch.Tensor:
+def _derivative(arriving: torch.Tensor, y: torch.Tensor, scale: float, *options: Any) -> torch.Tensor:
     """The symmetric Jacobian ``scale * (diag(y) - y y^T)`` of each row, times `arriving`."""
     probability = y.to(_accumulate_dtype(y.dtype))
     arriving = arriving.to(probability.dtype)
     # Selected, not multiplied, so that a NaN that arrives where the derivative is zero stays out.
     zero = y == 0
-    outside = _outside_band(y, is_causal, diagonal)
+    outside = _excluded_by_position(y, *options)
     if outside is not None:
         zero = zero | outside
     total = (arriving.masked_fill(zero, 0.0) * probability.masked_fill(zero, 0.0)).sum(-1, keepdim=True)
@@ -71,7 +81,7 @@ def _derivative(arriving: torch.Tensor, y: torch.Tensor, scale: float, is_causal
 
 
 class _Function(torch.autograd.Function):
-    """Saves y only, and differentiates with the formula of the native kernels.
+    """Saves y and key_lengths, and differentiates with the formula of the native kernels.
 
     torch's own derivative of the steps above would let a NaN in the gradient of one cell reach the cells of
     probability 0 beside it, and would keep several tensors of x's size.
@@ -81,22 +91,28 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: torch.Tensor, mask: torch.Tensor | None, scale: float, is_causal: bool, diagonal: int
+        x: torch.Tensor,
+        mask: torch.Tensor | None,
+        key_lengths: torch.Tensor | None,
+        scale: float,
+        is_causal: bool,
+        diagonal: int,
+        window: int | None,
     ) -> torch.Tensor:
-        return _probabilities(x, mask, scale, is_causal, diagonal)
+        return _probabilities(x, mask, scale, is_causal, diagonal, window, key_lengths)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.options = inputs[2:]
+        ctx.options = inputs[3:]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
+        ctx.save_for_backward(output, inputs[2])
+        ctx.save_for_forward(output, inputs[2])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        (y,) = ctx.saved_tensors
-        dx = None if grads[0] is None else _derivative(grads[0], y, *ctx.options)
-        return dx, None, None, None, None
+        y, key_lengths = ctx.saved_tensors
+        dx = None if grads[0] is None else _derivative(grads[0], y, *ctx.options, key_lengths)
+        return dx, None, None, None, None, None, None
 
 
 class _ForwardModeFunction(_Function):
@@ -109,8 +125,8 @@ class _ForwardModeFunction(_Function):
                 "scaled_mask_softmax: mask has a tangent, which is not supported yet; expected a mask without one. "
                 "Add the mask to x beforehand."
             )
-        (y,) = ctx.saved_tensors
-        return _derivative(tangents[0], y, *ctx.options)
+        y, key_lengths = ctx.saved_tensors
+        return _derivative(tangents[0], y, *ctx.options, key_lengths)
 
 
 def forward(
@@ -132,7 +148,7 @@ def forward(
             "requires_grad=False. Use mask.detach(), or add the mask to x beforehand."
         )
     function = _Function if torch.compiler.is_compiling() else _ForwardModeFunction
-    return cast(torch.Tensor, function.apply(x, mask, scale, is_causal, diagonal))
+    return cast(torch.Tensor, function.apply(x, mask, key_lengths, scale, is_causal, diagonal, window))
 
 
 def forward_in_place(
@@ -166,4 +182,4 @@ def backward(
 ) -> torch.Tensor:
     """Return the gradient of x from the probabilities y and their gradient."""
     _checks.check_backward(grad, y, scale, window, key_lengths)
-    return _derivative(grad, y, scale, is_causal, diagonal)
+    return _derivative(grad, y, scale, is_causal, diagonal, window, key_lengths)

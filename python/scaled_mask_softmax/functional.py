@@ -98,8 +98,10 @@ def scaled_mask_softmax(
     With i the index along dim -2 of x and j the index along dim -1, computed in float32 (float64 for float64 x):
 
     1. ``s = x * scale``; a float mask is then added and not scaled: ``s = s + mask``.
-    2. A cell is *excluded* where a bool mask is **True**, or where ``is_causal`` and ``j > i + diagonal``. Exclusions
-       intersect. An excluded cell counts as -inf whatever x holds there, NaN included, and gets zero gradient.
+    2. A cell is *excluded* where a bool mask is **True**, where ``is_causal`` and ``j > i + diagonal``, where a
+       ``window`` is given and ``j <= i + diagonal - window``, or where ``j >= key_lengths[b]``. A cell is live if none
+       of these excludes it. An excluded cell counts as -inf whatever x holds there, NaN included, and gets zero
+       gradient.
     3. ``y = exp(s - max(s)) / sum(exp(s - max(s)))`` over each row.
     4. A row whose ``s`` is -inf everywhere gives zeros, with zero gradients, wherever the -inf came from.
 
@@ -120,8 +122,13 @@ def scaled_mask_softmax(
         is_causal: exclude the cells with ``j > i + diagonal``.
         diagonal: shifts the causal boundary, as in ``torch.tril``. The default is top-left, as ``is_causal`` of
             ``scaled_dot_product_attention``; decoding with a cache is ``diagonal=Sk - Sq``. No effect without
-            ``is_causal``.
-        window, key_lengths, sink, dropout_p: not supported yet; anything but the default raises.
+            ``is_causal`` or ``window``.
+        window: None, or how many columns a row sees back from its diagonal, that one included; at least 1. One-sided:
+            columns past the diagonal stay unless ``is_causal``.
+        key_lengths: None, or int32 or int64 of shape ``[B]``, one length for each entry of the first dimension of x,
+            whose rank is then 3 or more. Lengths are clamped to [0, Sk] and read on x's device, without waiting for it.
+            Columns past a length are not read.
+        sink, dropout_p: not supported yet; anything but the default raises.
 
     Returns:
         Probabilities of x's shape and dtype, contiguous, in memory of their own. A row with a NaN or +inf in a live
@@ -131,16 +138,17 @@ def scaled_mask_softmax(
     Gradients:
         With g the gradient of the result, ``dx = scale * y * (g - sum(g * y))`` over each row, from y alone. A cell
         with ``y == 0`` takes part as if its g were 0, so an excluded cell's gradient is 0 whatever g holds there. In a
-        row of NaN, live cells get NaN and cells excluded by ``is_causal`` still get 0; those excluded by a bool mask
-        get either, as y does not tell them apart. Derivatives of every order, forward mode and the transforms of
-        torch.func work; what they need beyond the first derivative runs in plain torch operators. A mask that requires
-        a gradient raises.
+        row of NaN, live cells get NaN and cells excluded by ``is_causal``, ``window`` or ``key_lengths`` still get 0;
+        those excluded by a bool mask get either, as y does not tell them apart. Derivatives of every order, forward
+        mode and the transforms of torch.func work; what they need beyond the first derivative runs in plain torch
+        operators. A mask that requires a gradient raises.
 
     Raises:
-        TypeError: a dtype of x or mask that is not listed above; an argument of another type than its annotation's,
-            a tensor or bool as the scale included.
-        ValueError: x of rank 0; a mask that does not broadcast, is empty for a non-empty x, or is on another device; a
-            scale that is not finite or not in range; a sparse layout.
+        TypeError: a dtype of x, mask or key_lengths that is not listed above; an argument of another type than its
+            annotation's, a tensor or bool as the scale included.
+        ValueError: x of rank 0; a mask that does not broadcast or is empty for a non-empty x; key_lengths of another
+            shape; a tensor on another device; a scale that is not finite or not in range; a window below 1; a sparse
+            layout.
         NotImplementedError: an option or derivative that is not supported yet.
     """
     if not _build.NATIVE and isinstance(x, torch.Tensor):

@@ -149,8 +149,14 @@ void set_columns(Piece& piece, int64_t columns, const ColumnRange& live, int64_t
   if (piece.begin >= piece.end) piece.begin = piece.end = 0;
 }
 
-ColumnRange live_columns_of(const Band& band, int64_t columns, int64_t query) {
-  return band.active ? live_columns(band, columns, query) : ColumnRange{0, columns};
+template <typename Problem>
+ColumnRange live_columns_of(const Problem& problem, const RowCursor& row) {
+  const ColumnRange live = problem.band.active ? live_columns(problem.band, problem.columns, row.offset(kQuery))
+                                               : ColumnRange{0, problem.columns};
+  if (problem.key_lengths == nullptr) return live;
+  const int64_t bytes = key_length_bytes(problem.key_lengths_64);
+  const void* const length = offset_pointer(problem.key_lengths, row.offset(kBatch) * bytes);
+  return shortened(live, read_key_length(length, problem.key_lengths_64));
 }
 
 // The pieces of a row and the two steps over them. Each step must get the scratch of the thread it runs on.
@@ -177,7 +183,7 @@ class ForwardRows {
     piece.mask = offset_pointer(problem_.mask,
                                 (row.offset(kSecond) + first * problem_.mask_column_stride) * mask_bytes_);
     piece.y = offset_pointer(problem_.y, (row.offset(kOutput) + first) * element_bytes_);
-    set_columns(piece, problem_.columns, live_columns_of(problem_.band, problem_.columns, row.offset(kQuery)), first);
+    set_columns(piece, problem_.columns, live_columns_of(problem_, row), first);
     if (gathered_) gather_mask(piece, scratch);
     return piece;
   }
@@ -253,7 +259,7 @@ class BackwardRows {
     piece.grad = offset_pointer(problem_.grad,
                                 (row.offset(kSecond) + first * problem_.grad_column_stride) * element_bytes_);
     piece.dx = offset_pointer(problem_.dx, (row.offset(kOutput) + first) * element_bytes_);
-    set_columns(piece, problem_.columns, live_columns_of(problem_.band, problem_.columns, row.offset(kQuery)), first);
+    set_columns(piece, problem_.columns, live_columns_of(problem_, row), first);
     return piece;
   }
 

@@ -15,6 +15,8 @@ struct ForwardArguments {
   int64_t columns;
   int64_t mask_column_stride;  // bytes
   Band band;        // of query index 0; covers every column where nothing is excluded
+  RowValues key_lengths;
+  bool key_lengths_64;
   double scale;
 };
 
@@ -26,7 +28,19 @@ struct BackwardArguments {
   int64_t columns;
   bool grad_expanded;  // column stride 0: one element serves the row
   Band band;
+  RowValues key_lengths;
+  bool key_lengths_64;
   double scale;
 };
+
+#if defined(__CUDACC__)
+template <typename Arguments>
+__device__ __forceinline__ ColumnRange live_columns(const Arguments& arguments, uint32_t row, const RowPlace& place) {
+  const ColumnRange live = live_columns(arguments.band, arguments.columns, place.query);
+  if (arguments.key_lengths.data == nullptr) return live;
+  const char* length = arguments.rows.find(arguments.key_lengths, row);
+  return shortened(live, read_key_length(length, arguments.key_lengths_64));
+}
+#endif
 
 }  // namespace sms::cuda

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(block_row_threads(kVectors))
   const int start = static_cast<int>(threadIdx.x / kWarpLanes) * kLength;
 
   const RowPlace place = arguments.rows.locate(blockIdx.x);
-  const ColumnRange live = live_columns(arguments.band, arguments.columns, place.query);
+  const ColumnRange live = live_columns(arguments, blockIdx.x, place);
   const Extent extent = make_extent(live, arguments.columns, start, kLength);
   const char* x = arguments.x + place.input + start * kBytesOf<kElement>;
   const char* mask = arguments.mask + place.second + start * arguments.mask_column_stride;
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(block_row_threads(kVectors))
   const int start = static_cast<int>(threadIdx.x / kWarpLanes) * kLength;
 
   const RowPlace place = arguments.rows.locate(blockIdx.x);
-  const ColumnRange live = live_columns(arguments.band, arguments.columns, place.query);
+  const ColumnRange live = live_columns(arguments, blockIdx.x, place);
   const Extent extent = make_extent(live, arguments.columns, start, kLength);
   const char* grad = arguments.grad + place.second + (arguments.grad_expanded ? 0 : start * kBytes);
 

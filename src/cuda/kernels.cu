@@ -38,6 +38,9 @@ cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStre
   arguments.columns = piece.columns;
   arguments.mask_column_stride = piece.mask == nullptr ? 0 : piece.mask_column_stride * mask_bytes;
   arguments.band = piece.band;
+  arguments.key_lengths =
+      make_row_values(piece.rows, piece.key_lengths, kBatch, key_length_bytes(piece.key_lengths_64));
+  arguments.key_lengths_64 = piece.key_lengths_64;
   arguments.scale = piece.scale;
   switch (piece.mask_kind) {
     case MaskKind::none: return dispatch_forward<MaskKind::none>(piece.element, plan, arguments, stream);
@@ -58,6 +61,9 @@ cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStr
   arguments.columns = piece.columns;
   arguments.grad_expanded = piece.grad_column_stride == 0;
   arguments.band = piece.band;
+  arguments.key_lengths =
+      make_row_values(piece.rows, piece.key_lengths, kBatch, key_length_bytes(piece.key_lengths_64));
+  arguments.key_lengths_64 = piece.key_lengths_64;
   arguments.scale = piece.scale;
   switch (piece.element) {
     case Element::float16: return launch_backward<Element::float16>(plan, arguments, stream);
@@ -82,7 +88,7 @@ cudaError_t launch_pieces(const Plan& plan, const Problem& problem, cudaStream_t
 cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t stream) {
   const bool masked = problem.mask_kind != MaskKind::none;
   ForwardProblem ordered = problem;
-  const bool used[kOperands] = {true, masked, true, problem.band.active, false, false};
+  const bool used[kOperands] = {true, masked, true, problem.band.active, problem.key_lengths != nullptr, false};
   ordered.rows = walk_order(problem.rows, used, masked);
   const Plan plan = choose({Direction::forward, problem.columns, problem.element, problem.mask_kind,
                             problem.band.active, capability});
@@ -91,7 +97,7 @@ cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t 
 
 cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_t stream) {
   BackwardProblem ordered = problem;
-  const bool used[kOperands] = {true, true, true, problem.band.active, false, false};
+  const bool used[kOperands] = {true, true, true, problem.band.active, problem.key_lengths != nullptr, false};
   ordered.rows = walk_order(problem.rows, used, false);
   const Plan plan = choose({Direction::backward, problem.columns, problem.element, MaskKind::none,
                             problem.band.active, capability});

@@ -37,6 +37,12 @@ struct RowPlace {
   int64_t query;   // query index
 };
 
+// An operand of one number a row.
+struct RowValues {
+  const char* data;           // null where it is not given
+  int64_t stride[kMapDims];   // bytes, innermost dimension first
+};
+
 struct RowMap {
   uint32_t rows;          // at most kMapRows
   int dims;               // at most kMapDims
@@ -44,6 +50,22 @@ struct RowMap {
   RowPlace stride[kMapDims];  // one step along the dimension
 
 #if defined(__CUDACC__)
+  // Where the row's element of `values` lies. Apart from locate(), so that a row pays for it only where it is given;
+  // a loop that stays one takes fewest registers from the kernels around it.
+  __device__ __forceinline__ const char* find(const RowValues& values, uint32_t row) const {
+    const char* address = values.data;
+#pragma unroll 1
+    for (int d = 0; d < dims; ++d) {
+      uint32_t index = row;
+      if (d + 1 < dims) {
+        row = size[d].quotient(index);
+        index -= row * size[d].value;
+      }
+      address += index * values.stride[d];
+    }
+    return address;
+  }
+
   __device__ __forceinline__ RowPlace locate(uint32_t row) const {
     RowPlace place{0, 0, 0, 0};
 #pragma unroll
@@ -77,6 +99,13 @@ inline RowMap make_row_map(const Rows& rows, int64_t input_bytes, int64_t second
                      dim.stride[kOutput] * output_bytes, dim.stride[kQuery]};
   }
   return map;
+}
+
+inline RowValues make_row_values(const Rows& rows, const void* data, Operand operand, int64_t bytes) {
+  RowValues values{};
+  values.data = static_cast<const char*>(data);
+  for (int d = 0; d < rows.dims; ++d) values.stride[d] = rows.dim[rows.dims - 1 - d].stride[operand] * bytes;
+  return values;
 }
 
 // The order in which to walk `rows`: dimensions of size 1 dropped, strides of operands that the problem lacks (`used`

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kStreamThreads)
   const int64_t mask_stride = arguments.mask_column_stride;
 
   const RowPlace place = arguments.rows.locate(blockIdx.x);
-  const Chunks<kElement> chunks(live_columns(arguments.band, arguments.columns, place.query), arguments.columns);
+  const Chunks<kElement> chunks(live_columns(arguments, blockIdx.x, place), arguments.columns);
   const char* x = arguments.x + place.input;
   const char* mask = arguments.mask + place.second;
   char* y = arguments.y + place.output;
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kStreamThreads)
   const int64_t grad_stride = arguments.grad_expanded ? 0 : kBytes;
 
   const RowPlace place = arguments.rows.locate(blockIdx.x);
-  const Chunks<kElement> chunks(live_columns(arguments.band, arguments.columns, place.query), arguments.columns);
+  const Chunks<kElement> chunks(live_columns(arguments, blockIdx.x, place), arguments.columns);
   const char* y = arguments.y + place.input;
   const char* grad = arguments.grad + place.second;
   char* dx = arguments.dx + place.output;

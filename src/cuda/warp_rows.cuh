@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
     RowPlace place{};
     if (rows[r] < arguments.rows.rows) {
       place = arguments.rows.locate(rows[r]);
-      const ColumnRange live = live_columns(arguments.band, arguments.columns, place.query);
+      const ColumnRange live = live_columns(arguments, rows[r], place);
       extent[r] = make_extent(live, arguments.columns, 0, kLength);
     }
     y[r] = arguments.y + place.output;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
     RowPlace place{};
     if (rows[r] < arguments.rows.rows) {
       place = arguments.rows.locate(rows[r]);
-      const ColumnRange live = live_columns(arguments.band, arguments.columns, place.query);
+      const ColumnRange live = live_columns(arguments, rows[r], place);
       extent[r] = make_extent(live, arguments.columns, 0, kLength);
     }
     dx[r] = arguments.dx + place.output;
