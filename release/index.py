@@ -68,6 +68,45 @@ def page(title: str, links: Iterable[str]) -> str:
     )
 
 
+# Puts the page's own address into the commands, and shows the chosen channel's alone.
+_SCRIPT = """
+const rows = [...document.querySelectorAll("li")], choice = document.querySelector("select");
+for (const row of rows) {
+  const link = row.querySelector("a"), command = row.querySelector("code");
+  command.textContent = command.textContent.replace(link.getAttribute("href"), link.href);
+  choice.append(new Option(link.textContent));
+}
+choice.onchange = () => rows.forEach((row, i) => { row.hidden = i !== choice.selectedIndex; });
+choice.hidden = false;
+choice.onchange();
+"""
+
+
+def _order(version: str) -> tuple[list[int], bool, str]:
+    """Sorts our versions: "1.0.0rc1+cu130torch2.14" before "1.0.0+cu130torch2.14"."""
+    numbers, rest = re.fullmatch(r"([\d.]+)(\w*)", version.partition("+")[0]).groups()  # type: ignore[union-attr]
+    return [int(number) for number in numbers.split(".")], not rest, rest
+
+
+def _selector(channels: dict[str, dict[str, Entry]]) -> str:
+    """A page that prints, for each channel, the command that installs its newest version."""
+    rows = []
+    for name in sorted(channels):
+        kept = [entry.version for entry in channels[name].values() if entry.yanked is None]
+        if not kept:
+            continue
+        version = max(kept, key=_order)
+        _, cuda, torch = name.split("/")
+        title = f"{torch.replace('torch', 'torch ')}, {cuda}"
+        command = f'pip install --no-deps --index-url {name}/ "{PROJECT}=={version}"'
+        rows.append(f'    <li><a href="{name}/">{title}</a>: <code>{html.escape(command)}</code></li>\n')
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n  <head>\n    <meta charset="utf-8">\n    <title>{PROJECT}</title>\n'
+        f"  </head>\n  <body>\n    <h1>Install {PROJECT}</h1>\n    <select hidden></select>\n    <ul>\n"
+        f"{''.join(rows)}    </ul>\n    <script>{_SCRIPT}</script>\n  </body>\n</html>\n"
+    )
+
+
 def _link(entry: Entry) -> str:
     attributes = {"data-core-metadata": f"sha256={entry.metadata_sha256}"}
     # The name of the attribute before PEP 714.
@@ -211,6 +250,7 @@ class Index:
             links = [_link(entries[file]) for file in sorted(entries)]
             text(self.root / name / PROJECT / "index.html", page(f"Links for {PROJECT}", links))
             text(self.root / name / "index.html", page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>']))
+        text(self.root / "index.html", _selector(self.channels))
         sums = [
             f"{entry.sha256}  {name}/{PROJECT}/{entry.filename}\n"
             for name in sorted(self.channels)

@@ -1,6 +1,7 @@
 """Channels: what pip needs on a page, and one (CUDA, torch) pair never sees another's wheels."""
 
 import hashlib
+import html
 import json
 import os
 import re
@@ -264,6 +265,23 @@ def test_withdrawn(tmp_path):
     pages = [links(page) for page in sorted(site.glob("whl/*/*/scaled-mask-softmax/index.html"))]
     withdrawn = [[link.get("data-yanked") for link in page] for page in pages]
     assert withdrawn == [["wrong rows & more"], ["wrong rows & more"], [None, "wrong rows & more"]]
+
+
+def test_the_order_of_versions():
+    versions = ["1.0.0a1+x", "1.0.0rc1+x", "1.0.0+x", "1.0.1+x", "1.2.0+x", "1.10.0+x"]
+    assert sorted(versions[::-1], key=index._order) == versions
+
+
+def test_the_page_that_prints_the_command(tmp_path):
+    site = tmp_path / "site"
+    index.write(site, [make_wheel(tmp_path, label) for label in ("cu130torch2.14", "cputorch2.14", "cputorch2.13")])
+    found = index.Index(site)
+    found.yank("1.0.0+cputorch2.13", "wrong rows")
+    found.write()
+    page = site / "index.html"
+    assert [link["href"] for link in links(page)] == ["whl/cpu/torch2.14/", "whl/cu130/torch2.14/"]
+    text = html.unescape(page.read_text())
+    assert 'pip install --no-deps --index-url whl/cu130/torch2.14/ "scaled-mask-softmax==1.0.0+cu130torch2.14"' in text
 
 
 def test_absolute_links(tmp_path):
