@@ -268,8 +268,9 @@ def test_withdrawn(tmp_path):
 
 
 def test_the_order_of_versions():
-    versions = ["1.0.0a1+x", "1.0.0rc1+x", "1.0.0+x", "1.0.1+x", "1.2.0+x", "1.10.0+x"]
-    assert sorted(versions[::-1], key=index._order) == versions
+    mixed = ["1.10.0+x", "1.0.0+x", "1.0.0rc1+x", "1.2.0+x", "1.0.0a1+x", "1.0.1+x"]
+    right = ["1.0.0a1+x", "1.0.0rc1+x", "1.0.0+x", "1.0.1+x", "1.2.0+x", "1.10.0+x"]
+    assert sorted(mixed, key=index._order) == right
 
 
 def test_the_page_that_prints_the_command(tmp_path):
