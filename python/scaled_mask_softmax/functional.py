@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 from . import _build, _composite
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+    from torch.distributed.tensor import DTensor
 
 _forward: Callable[..., torch.Tensor]
 _forward_in_place: Callable[..., None]
@@ -19,6 +25,12 @@ else:
     _forward_in_place = _composite.forward_in_place
 
 _INT64_LIMIT = 2**63
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_sharded(x: object) -> TypeGuard[DTensor]:
+    """Whether x is a DTensor, without importing what defines it."""
+    return type(x).__name__ == "DTensor" and type(x).__module__.startswith("torch.distributed.")
 
 
 def _is_tensor(value: object) -> bool:
@@ -154,7 +166,7 @@ def scaled_mask_softmax(
     if not _build.NATIVE and isinstance(x, torch.Tensor):
         _build.warn_about_composite(x)
     if (
-        isinstance(x, torch.Tensor)
+        type(x) in _PLAIN
         and (mask is None or isinstance(mask, torch.Tensor))
         and type(scale) is float
         and type(is_causal) is bool
@@ -168,6 +180,10 @@ def scaled_mask_softmax(
         # Arguments by keyword cost a third of a small call.
         return _forward(x, mask, scale, is_causal)
     _check_types(x, mask, scale, is_causal, diagonal, window, key_lengths, sink, dropout_p)
+    if _build.NATIVE and _is_sharded(x):  # plain operators bring rules of their own
+        from . import _sharding
+
+        return _sharding.forward(x, mask, scale, is_causal, diagonal, window, key_lengths, sink)
     return _forward(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink)
 
 
@@ -195,7 +211,7 @@ def scaled_mask_softmax_(
     if not _build.NATIVE and isinstance(x, torch.Tensor):
         _build.warn_about_composite(x)
     if (
-        isinstance(x, torch.Tensor)
+        type(x) in _PLAIN
         and (mask is None or isinstance(mask, torch.Tensor))
         and type(scale) is float
         and type(is_causal) is bool
@@ -209,5 +225,10 @@ def scaled_mask_softmax_(
         _forward_in_place(x, mask, scale, is_causal)
         return x
     _check_types(x, mask, scale, is_causal, diagonal, window, key_lengths, sink, dropout_p)
+    if _is_sharded(x):
+        raise NotImplementedError(
+            "scaled_mask_softmax: x of the in-place form is a DTensor; expected a plain tensor. Use "
+            "scaled_mask_softmax, or x.to_local()."
+        )
     _forward_in_place(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink)
     return x

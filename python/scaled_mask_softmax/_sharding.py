@@ -1,0 +1,127 @@
+"""How the operators run on DTensors. Imported with the first one, as torch.distributed.tensor is slow to import."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.experimental import register_sharding
+
+_OPERATORS = torch.ops.scaled_mask_softmax
+
+
+def _mask_placement(scores: Any, mask: Any, dim: int) -> Any:
+    """That of the mask where dimension `dim` of the scores is sharded."""
+    if scores.ndim == 4 and mask.ndim == 3:  # per sample: no dimension for heads
+        mask_dim = -1 if dim == 1 else max(dim - 1, 0)
+    else:
+        mask_dim = dim - (scores.ndim - mask.ndim)
+    return Replicate() if mask_dim < 0 or mask.shape[mask_dim] == 1 else Shard(mask_dim)
+
+
+def _placement(name: str, tensor: Any, scores: Any, dim: int) -> Any:
+    if name == "mask":
+        return _mask_placement(scores, tensor, dim)
+    if name == "key_lengths":
+        return Shard(0) if dim == 0 else Replicate()
+    if name == "sink":
+        return Shard(0) if dim == scores.ndim - 3 else Replicate()
+    return Shard(dim)  # of the scores' shape
+
+
+def _strategies(scores: Any, positional: bool, **tensors: Any) -> list[tuple[list[Any], list[Any]]]:
+    """Placements of the result and of the tensor arguments that need no communication.
+
+    A shard is a problem of its own along every dimension but the columns and, where the query index counts
+    (`positional`), the rows.
+    """
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    result: list[tuple[list[Any], list[Any]]] = [([Replicate()], [Replicate() for _ in given])]
+    for dim in range(scores.ndim - (2 if positional else 1)):
+        result.append(([Shard(dim)], [_placement(name, tensor, scores, dim) for name, tensor in given.items()]))
+    return result
+
+
+@register_sharding(_OPERATORS.scaled_mask_softmax.default)
+def _forward(
+    x: Any,
+    mask: Any = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    *,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: Any = None,
+    sink: Any = None,
+) -> list[tuple[list[Any], list[Any]]]:
+    return _strategies(x, is_causal or window is not None, x=x, mask=mask, key_lengths=key_lengths, sink=sink)
+
+
+@register_sharding(_OPERATORS.scaled_mask_softmax_backward.default)
+def _backward(
+    grad: Any,
+    y: Any,
+    scale: float,
+    is_causal: bool,
+    *,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: Any = None,
+) -> list[tuple[list[Any], list[Any]]]:
+    return _strategies(y, is_causal or window is not None, grad=grad, y=y, key_lengths=key_lengths)
+
+
+def _local(name: str, tensor: Any, x: DTensor) -> Any:
+    """This process's part of an argument beside its part of x."""
+    if tensor is None:
+        return None
+    if not isinstance(tensor, DTensor):
+        raise TypeError(
+            f"scaled_mask_softmax: {name} is a {type(tensor).__name__} for x that is a DTensor; expected a DTensor. "
+            "Use torch.distributed.tensor.distribute_tensor."
+        )
+    placements, grad_placements = [], []
+    for sharded in x.placements:
+        placement = _placement(name, tensor, x, sharded.dim) if isinstance(sharded, Shard) else Replicate()
+        placements.append(placement)
+        # What shards of x share gets a part of its gradient from each.
+        grad_placements.append(Partial() if placement.is_replicate() and sharded.is_shard() else placement)
+    return tensor.redistribute(x.device_mesh, placements).to_local(grad_placements=grad_placements)
+
+
+def forward(
+    x: DTensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    is_causal: bool,
+    diagonal: int,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+    sink: torch.Tensor | None,
+) -> torch.Tensor:
+    """The operator, without communication where rows are sharded and their query index counts, too.
+
+    DTensor's own rules cannot say that: each shard needs a diagonal of its own.
+    """
+    rows = x.ndim - 2
+    by_row = (is_causal or window is not None) and any(placement.is_shard(rows) for placement in x.placements)
+    if not by_row or any(placement.is_partial() or placement.is_shard(x.ndim - 1) for placement in x.placements):
+        result = _OPERATORS.scaled_mask_softmax.default(
+            x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink
+        )
+        return cast(torch.Tensor, result)
+    _, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
+    y = _OPERATORS.scaled_mask_softmax.default(
+        x.to_local(grad_placements=x.placements),
+        _local("mask", mask, x),
+        scale,
+        is_causal,
+        diagonal=diagonal + offset[rows],
+        window=window,
+        key_lengths=_local("key_lengths", key_lengths, x),
+        sink=_local("sink", sink, x),
+    )
+    strides = torch.empty(x.shape, device="meta").stride()
+    return DTensor.from_local(y, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=strides)

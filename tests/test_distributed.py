@@ -1,0 +1,259 @@
+"""Several processes: sharded columns, DTensor, and training steps of DDP and FSDP2. All over gloo, on the CPU."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import processes
+import pytest
+import torch
+import torch.distributed as dist
+from checks import DTYPES, assert_is_forward, normal, random_mask
+from stand_in import python
+from torch import nn
+
+import scaled_mask_softmax as sms
+
+SHAPE = (2, 3, 5, 24)
+
+# What the whole scores are called with: mask kind and shape, and options.
+CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+    ("none", (), {}),
+    ("bool", (2, 1, 1, 24), {}),
+    ("bool", (2, 5, 24), {"is_causal": True, "diagonal": 9}),  # rank 3: per sample
+    ("same", (5, 24), {"is_causal": True, "diagonal": -2}),  # the first rows have no live cell
+    ("same", (1, 3, 5, 1), {}),  # no columns of its own
+    ("none", (), {"is_causal": True, "diagonal": 30}),
+]
+
+
+def shard(tensor: torch.Tensor, columns: slice) -> torch.Tensor:
+    return tensor if tensor.dim() == 0 or tensor.shape[-1] == 1 else tensor[..., columns]
+
+
+def check_context_parallel(blocks: list[int] | None) -> None:
+    """In each process, on its columns: those of the whole scores' result, and of their gradient."""
+    from scaled_mask_softmax.distributed import context_parallel
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    sizes = blocks or [SHAPE[-1] // world] * world
+    begin = sum(sizes[:rank])
+    columns = slice(begin, begin + sizes[rank])
+    offset = None if blocks is None else begin
+    for dtype, (kind, mask_shape, options) in itertools.product(DTYPES, CASES):
+        x, grad = normal(SHAPE, dtype, "cpu"), normal(SHAPE, dtype, "cpu", 1, 1.0)
+        x[0, 0, 0] = -torch.inf
+        x[0, 0, 1, :20] = -torch.inf  # no live cell in the first processes
+        mask = random_mask(kind, mask_shape, dtype, "cpu")
+        whole = x.clone().requires_grad_()
+        expected = sms.scaled_mask_softmax(whole, mask, 0.7, **options)
+        (expected_dx,) = torch.autograd.grad(expected, whole, grad)
+
+        part = x[..., columns].clone().requires_grad_()
+        part_of_mask = None if mask is None else shard(mask, columns)
+        y = context_parallel(part, part_of_mask, 0.7, column_offset=offset, **options)
+        assert y.dtype == dtype
+        (dx,) = torch.autograd.grad(y, part, grad[..., columns])
+        gathered: list[Any] = [None] * world
+        dist.all_gather_object(gathered, y.detach())
+        assert_is_forward(torch.cat(gathered, -1), x, mask, 0.7, **options)
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(dx, expected_dx[..., columns], rtol=0, atol=4 * eps)
+
+
+def check_context_parallel_of_odd_rows() -> None:
+    """NaN in one process's columns takes the whole row everywhere; and the gradients of a mask and of a sink."""
+    from scaled_mask_softmax.distributed import context_parallel
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    columns = slice(rank * 24 // world, (rank + 1) * 24 // world)
+    x = normal(SHAPE, torch.float32, "cpu")
+    x[0, 0, 2, 23] = torch.nan
+    x[1, 1, 3, 0] = torch.inf
+    y = context_parallel(x[..., columns])
+    invalid = torch.zeros(SHAPE[:-1], dtype=torch.bool)
+    invalid[0, 0, 2] = invalid[1, 1, 3] = True
+    assert torch.equal(y.isnan().all(-1), invalid)
+    assert torch.equal(y.isnan().any(-1), invalid)
+
+    x = normal(SHAPE, torch.float64, "cpu")
+    sink, bias = normal((3,), torch.float64, "cpu", 3), normal((3, 1, 24), torch.float64, "cpu", 4)[None]
+    grad = normal(SHAPE, torch.float64, "cpu", 5)
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, bias, sink)]
+    scores = leaves[0] * 0.7 + leaves[1]
+    with_sink = torch.cat([scores, leaves[2].view(1, 3, 1, 1).expand(2, 3, 5, 1)], -1)
+    expected = with_sink.softmax(-1)[..., :-1]
+    expected_grads = torch.autograd.grad(expected, leaves, grad)
+
+    parts = [
+        x[..., columns].clone().requires_grad_(),
+        bias[..., columns].clone().requires_grad_(),
+        sink.clone().requires_grad_(),
+    ]
+    y = context_parallel(parts[0], parts[1], 0.7, sink=parts[2])
+    torch.testing.assert_close(y, expected[..., columns])
+    dx, dbias, dsink = torch.autograd.grad(y, parts, grad[..., columns])
+    torch.testing.assert_close(dx, expected_grads[0][..., columns])
+    torch.testing.assert_close(dbias, expected_grads[1][..., columns])
+    torch.testing.assert_close(dsink, expected_grads[2])
+
+
+def check_context_parallel_communication() -> None:
+    """Two all-reduces of a number a row forward, one backward, and nothing else."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from scaled_mask_softmax.distributed import context_parallel
+
+    class Sent(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls: list[tuple[str, int]] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace == "c10d":
+                self.calls.append((func.name(), sum(tensor.numel() for tensor in args[0])))
+            return func(*args, **(kwargs or {}))
+
+    x = normal((*SHAPE[:-1], 8), torch.float32, "cpu").requires_grad_()
+    rows = x.numel() // 8
+    with Sent() as sent:
+        y = context_parallel(x)
+    assert sent.calls == [("c10d::allreduce_", rows)] * 2
+    with Sent() as sent:
+        y.square().sum().backward()
+    assert sent.calls == [("c10d::allreduce_", rows)]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_sharded_columns_are_the_columns_of_the_whole(tmp_path: Path, world: int) -> None:
+    processes.run(world, tmp_path, check_context_parallel, None)
+
+
+def test_sharded_columns_may_be_of_any_size(tmp_path: Path) -> None:
+    """One process holds nothing."""
+    processes.run(4, tmp_path, check_context_parallel, [7, 0, 16, 1])
+
+
+def test_nan_masks_and_sinks_of_sharded_columns(tmp_path: Path) -> None:
+    processes.run(2, tmp_path, check_context_parallel_of_odd_rows)
+
+
+def test_sharded_columns_gather_nothing(tmp_path: Path) -> None:
+    processes.run(2, tmp_path, check_context_parallel_communication)
+
+
+def test_context_parallel_refuses_what_it_cannot_do() -> None:
+    from scaled_mask_softmax.distributed import context_parallel
+
+    with pytest.raises(RuntimeError, match="no process group is initialised"):
+        context_parallel(torch.zeros(2, 3))
+
+
+def check_dtensor() -> None:
+    """On a mesh of two dimensions: batch by heads, batch by rows, and each alone, without communication."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    mesh = init_device_mesh("cpu", (2, 2))
+    shape = (4, 4, 6, 8)
+    x, grad = normal(shape, torch.float64, "cpu"), normal(shape, torch.float64, "cpu", 1)
+    placements = [Replicate(), Shard(0), Shard(1), Shard(2)]
+    masks = [("none", ()), ("bool", (4, 1, 1, 8)), ("bool", (4, 6, 8)), ("same", (1, 4, 1, 8)), ("same", (4, 4, 6, 8))]
+    options: list[dict[str, Any]] = [{}, {"is_causal": True, "diagonal": 1}]
+    for placed, (kind, mask_shape), option in itertools.product(
+        itertools.product(placements, placements), masks, options
+    ):
+        mask = random_mask(kind, mask_shape, torch.float64, "cpu")
+        leaf = x.clone().requires_grad_()
+        expected = sms.scaled_mask_softmax(leaf, mask, 0.5, **option)
+        (expected_dx,) = torch.autograd.grad(expected, leaf, grad)
+
+        sharded = distribute_tensor(x, mesh, placed).requires_grad_()
+        sharded_grad = distribute_tensor(grad, mesh, placed)
+        everywhere = None if mask is None else distribute_tensor(mask, mesh, [Replicate(), Replicate()])
+        with CommDebugMode() as communication:
+            y = sms.scaled_mask_softmax(sharded, everywhere, 0.5, **option)
+            (dx,) = torch.autograd.grad(y, sharded, sharded_grad)
+        assert communication.get_total_counts() == 0, (placed, mask_shape, option)
+        for got, wanted in ((y, expected), (dx, expected_dx)):
+            assert isinstance(got, DTensor)
+            assert got.placements == placed
+            torch.testing.assert_close(got.full_tensor(), wanted, rtol=0, atol=1e-15)
+
+    # Sharded columns are correct, at the price of gathering them.
+    columns = distribute_tensor(x, mesh, [Shard(0), Shard(3)])
+    y = sms.scaled_mask_softmax(columns, None, 0.5, True)
+    torch.testing.assert_close(y.full_tensor(), sms.scaled_mask_softmax(x, None, 0.5, True))
+    # The operator by its name, where rows are sharded: likewise.
+    rows = distribute_tensor(x, mesh, [Shard(0), Shard(2)])
+    y = torch.ops.scaled_mask_softmax.scaled_mask_softmax(rows, None, 0.5, True)
+    torch.testing.assert_close(y.full_tensor(), sms.scaled_mask_softmax(x, None, 0.5, True))
+    with pytest.raises(NotImplementedError, match="x of the in-place form is a DTensor"):
+        sms.scaled_mask_softmax_(rows)
+    with pytest.raises(TypeError, match="mask is a Tensor for x that is a DTensor"):
+        sms.scaled_mask_softmax(rows, torch.zeros(8, dtype=torch.bool), 0.5, True)
+
+
+def test_dtensors_sharded_by_batch_heads_and_rows_need_no_communication(tmp_path: Path) -> None:
+    processes.run(4, tmp_path, check_dtensor)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+        self.softmax = sms.ScaledMaskSoftmax(8**-0.5, is_causal=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.project(x).chunk(3, -1)
+        return self.softmax(query @ key.mT) @ value
+
+
+def loss_and_gradients(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    loss = model(batch).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def check_training(kind: str) -> None:
+    """One step on halves of a batch is the step on the batch."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+    from torch.nn.parallel import DistributedDataParallel
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    batch = normal((2 * world, 5, 8), torch.float32, "cpu", 9)
+    torch.manual_seed(0)
+    alone = nn.Sequential(Attention(), Attention())
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(Attention(), Attention())
+    if kind == "ddp":
+        model = DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh("cpu", (world,))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    for one, part in ((alone, batch), (model, batch[2 * rank : 2 * rank + 2])):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.5)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_and_gradients(one, part)
+            optimizer.step()
+    for parameter, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        torch.testing.assert_close(whole, expected.to(whole.dtype))
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_training_steps_over_two_processes_are_those_of_one(tmp_path: Path, kind: str) -> None:
+    processes.run(2, tmp_path, check_training, kind)
+
+
+def test_importing_the_package_leaves_dtensor_alone() -> None:
+    code = "import sys, scaled_mask_softmax; print('torch.distributed.tensor' in sys.modules)"
+    assert python(code).strip() == "False"
