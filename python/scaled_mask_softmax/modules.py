@@ -37,11 +37,23 @@ class ScaledMaskSoftmax(torch.nn.Module):
         self,
         x: torch.Tensor,
         mask: torch.Tensor | None = None,
-        *,
         key_lengths: torch.Tensor | None = None,
         sink: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the probabilities of scores x ``[..., Sq, Sk]``."""
+        # TorchScript compiles this branch and not the other.
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            y = torch.ops.scaled_mask_softmax.scaled_mask_softmax(
+                x,
+                mask,
+                float(self.scale),
+                self.is_causal,
+                diagonal=self.diagonal,
+                window=self.window,
+                key_lengths=key_lengths,
+                sink=sink,
+            )
+            return torch.nn.functional.dropout(y, self.dropout_p, self.training)
         return scaled_mask_softmax(
             x,
             mask,
