@@ -1,0 +1,200 @@
+"""The operator in torch.nn.MultiheadAttention and behind Megatron-LM's interface."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from checks import assert_is_forward, normal, random_mask, same_bits
+from torch import nn
+
+from scaled_mask_softmax.integrations import megatron, mha
+
+
+def layer_and_twin(device: str, **options: Any) -> tuple[nn.MultiheadAttention, mha.MultiheadAttention]:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(16, 4, **options).to(device, torch.float64)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(0, 0.4)
+    twin = mha.convert(copy.deepcopy(layer))
+    assert type(twin) is mha.MultiheadAttention
+    assert twin.state_dict().keys() == layer.state_dict().keys()
+    return layer, twin
+
+
+def compare(layer: nn.Module, twin: nn.Module, arguments: tuple[torch.Tensor, ...], **options: Any) -> None:
+    """Outputs, weights, and gradients of arguments and parameters."""
+    results = []
+    for module in (layer, twin):
+        leaves = [argument.clone().requires_grad_() for argument in arguments]
+        if all(argument is arguments[0] for argument in arguments):
+            leaves = leaves[:1] * 3
+        torch.manual_seed(1)
+        output, weights = module(*leaves, **options)
+        loss = output.square().sum() + (0 if weights is None else weights.square().sum())
+        inputs = [*dict.fromkeys(leaves), *module.parameters()]
+        results.append([output, weights, *torch.autograd.grad(loss, inputs, allow_unused=True)])
+    for expected, got in zip(*results, strict=True):
+        assert (got is None) == (expected is None)
+        if got is not None:
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 8, "vdim": 12}]
+)
+def test_mha_is_that_of_torch(device: str, options: dict[str, Any], average: bool, batch_first: bool) -> None:
+    layer, twin = layer_and_twin(device, batch_first=batch_first, **options)
+    shapes = [(3, 5, 16), (3, 7, options.get("kdim", 16)), (3, 7, options.get("vdim", 16))]
+    query, key, value = (normal(shape, torch.float64, device, seed, 1.0) for seed, shape in enumerate(shapes))
+    padding = torch.zeros(3, 7, dtype=torch.bool, device=device)
+    padding[0, 4:] = padding[1, 6:] = True
+    causal = torch.ones(5, 7, dtype=torch.bool, device=device).triu(1)
+    by_head = random_mask("bool", (12, 5, 7), torch.float64, device)
+    assert by_head is not None
+    by_head[..., 0] = False
+    additive = normal((5, 7), torch.float64, device, 4)
+    if not batch_first:
+        query, key, value = (tensor.transpose(0, 1) for tensor in (query, key, value))
+    for key_padding_mask, attn_mask, is_causal in [
+        (None, None, False),
+        (padding, None, False),
+        (None, causal, False),
+        (None, causal, True),
+        (padding, causal, True),
+        (padding, by_head, False),
+        (padding.double() * -3, additive, False),
+    ]:
+        compare(
+            layer,
+            twin,
+            (query, key, value),
+            key_padding_mask=key_padding_mask,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            average_attn_weights=average,
+        )
+
+
+def test_mha_of_one_sequence_and_of_itself(device: str) -> None:
+    layer, twin = layer_and_twin(device)
+    x = normal((6, 16), torch.float64, device)
+    padding = torch.tensor([False, False, False, False, True, True], device=device)
+    compare(layer, twin, (x, x, x), key_padding_mask=padding)
+
+
+def test_mha_drops_out_what_torch_drops_out(device: str) -> None:
+    layer, twin = layer_and_twin(device, dropout=0.4, batch_first=True)
+    x = normal((2, 6, 16), torch.float64, device)
+    compare(layer, twin, (x, x, x))
+    compare(layer.eval(), twin.eval(), (x, x, x))
+
+
+def test_mha_without_weights_is_torch_itself(device: str) -> None:
+    layer, twin = layer_and_twin(device, batch_first=True)
+    x = normal((2, 6, 16), torch.float64, device)
+    compare(layer, twin, (x, x, x), need_weights=False)
+
+
+def test_mha_gives_zeros_where_nothing_may_be_attended(device: str) -> None:
+    _, twin = layer_and_twin(device, batch_first=True)
+    x = normal((2, 6, 16), torch.float64, device)
+    padding = torch.zeros(2, 6, dtype=torch.bool, device=device)
+    padding[1] = True
+    output, weights = twin(x, x, x, key_padding_mask=padding)
+    assert not weights[1].any()
+    assert torch.equal(output[1], twin.out_proj.bias.expand(6, 16))
+
+
+def test_mha_refuses_a_causal_hint_without_a_mask(device: str) -> None:
+    layer, twin = layer_and_twin(device)
+    x = normal((6, 16), torch.float64, device)
+    for module in (layer, twin):
+        with pytest.raises(RuntimeError, match="Need attn_mask"):
+            module(x, x, x, is_causal=True)
+
+
+def test_mha_conversion_finds_the_layers_of_a_model(device: str) -> None:
+    model = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 4, 32, dropout=0.0, batch_first=True), 2).to(
+        device, torch.float64
+    )
+    x, memory = normal((2, 5, 16), torch.float64, device), normal((2, 7, 16), torch.float64, device, 1)
+    expected = model(x, memory)
+    assert mha.convert(mha.convert(model)) is model
+    assert sum(type(module) is mha.MultiheadAttention for module in model.modules()) == 4
+    torch.testing.assert_close(model(x, memory), expected)
+
+
+class TheirMaskType(enum.Enum):
+    """Megatron's own enumeration, as another module defines it."""
+
+    padding = 1
+    causal = 2
+    no_mask = 3
+
+
+def never(*arguments: Any) -> torch.Tensor:
+    raise AssertionError("the mask function was called")
+
+
+def of_megatron(
+    dtype: torch.dtype, mask_type: Any, scale: float | None = 0.5, **options: Any
+) -> megatron.FusedScaleMaskSoftmax:
+    return megatron.FusedScaleMaskSoftmax(
+        dtype == torch.float16, dtype == torch.bfloat16, mask_type, True, never, True, scale, **options
+    )
+
+
+SHAPES = [(2, 3, 5, 5), (2, 3, 1, 9), (1, 3, 7, 10)]
+
+
+@pytest.mark.parametrize("mask_type", [*megatron.AttnMaskType, *TheirMaskType, "causal"], ids=str)
+def test_megatron_mask_types(device: str, mask_type: Any) -> None:
+    """Against a mask that says which cells are out: the last query sees every key."""
+    name = getattr(mask_type, "name", mask_type)
+    for dtype, shape in itertools.product((torch.float16, torch.bfloat16, torch.float32), SHAPES):
+        module = of_megatron(dtype, mask_type)
+        x = normal(shape, dtype, device)
+        padding = random_mask("bool", (shape[0], 1, 1, shape[-1]), dtype, device)
+        future = torch.ones(shape[-2:], dtype=torch.bool, device=device).triu(1 + shape[-1] - shape[-2])
+        out = future if "causal" in name else torch.zeros_like(future)
+        assert_is_forward(module(x, None), x, out, 0.5)
+        assert_is_forward(module(x, padding), x, out | padding, 0.5)
+        assert same_bits(module(x, padding.to(torch.uint8)), module(x, padding))
+
+
+@pytest.mark.parametrize("window", [(2, 0), (2, 1), (-1, 1), (0, 0), (2, -1)])
+def test_megatron_windows(device: str, window: tuple[int, int]) -> None:
+    left, right = window
+    for shape in SHAPES:
+        x = normal(shape, torch.float32, device)
+        position = torch.arange(shape[-2], device=device)[:, None] + shape[-1] - shape[-2]
+        key = torch.arange(shape[-1], device=device)
+        out = torch.zeros(shape[-2:], dtype=torch.bool, device=device)
+        if left >= 0:
+            out |= key < position - left
+        if right >= 0:
+            out |= key > position + right
+        module = of_megatron(torch.float32, "arbitrary", window_size=window)
+        assert_is_forward(module(x, None), x, out, 0.5)
+        if right <= 0:
+            causal = of_megatron(torch.float32, "causal", window_size=window)
+            assert_is_forward(causal(x, None), x, out | (key > position), 0.5)
+
+
+def test_megatron_scale_gradients_and_refusals(device: str) -> None:
+    x = normal((2, 3, 5, 5), torch.float64, device, spread=1.0).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: of_megatron(torch.float64, "causal", None)(x, None), x)
+    assert_is_forward(of_megatron(torch.float64, "padding", None)(x, None), x)
+    with pytest.raises(ValueError, match="attn_mask_type is diagonal; expected one of padding, causal"):
+        of_megatron(torch.float32, "diagonal")
+    with pytest.raises(ValueError, match="both input_in_fp16 and input_in_bf16"):
+        megatron.FusedScaleMaskSoftmax(True, True, "causal", True, None, True, None)
+    assert repr(of_megatron(torch.float32, "causal")) == "FusedScaleMaskSoftmax(attn_mask_type=causal, scale=0.5)"
