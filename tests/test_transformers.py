@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="needs the package transformers")
-
-import transformers
-
-from scaled_mask_softmax.integrations import transformers as integration
-
 # The libraries that it brings warn of themselves.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    transformers = pytest.importorskip("transformers", reason="needs the package transformers")
+    from scaled_mask_softmax.integrations import transformers as integration
+
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("DeprecationWarning", "FutureWarning")]
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
