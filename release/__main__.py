@@ -425,7 +425,7 @@ def _parser() -> argparse.ArgumentParser:
         "--cells", default="2.14/cu130/3.11 2.14/cu130/3.12 2.15/cu132/3.11 2.15/cu132/3.12 2.13/cpu/3.11"
     )
     command.add_argument("--try", dest="try_out", default="2.14/cu130/3.11 2.13/cpu/3.11", help="cells to train with")
-    command.add_argument("--archs", default="9.0+PTX", help="the small matrix's architectures")
+    command.add_argument("--archs", default="9.0", help="the small matrix's architectures, without PTX")
     command.add_argument("--manylinux", default="manylinux_2_34", help="what wheels of this machine are tagged")
     command.set_defaults(run=_rehearsal)
 

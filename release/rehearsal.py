@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import ROOT, WORK
@@ -49,12 +49,13 @@ def small(text: str, version: str, cells: Sequence[str], manylinux: str, archs: 
             }  # fmt: skip
     data["torch"] = torches
     used = {label for cell in cells for label in [cell.split("/")[1]]}
-    data["cuda"] = {label: {**row, "architectures": archs} for label, row in data["cuda"].items() if label in used}
+    data["cuda"] = {
+        label: {**row, "architectures": f"{archs}+PTX"} for label, row in data["cuda"].items() if label in used
+    }
     for row in data["cuda"].values():
         for key in [key for key in row if key.startswith("architectures_")]:
             del row[key]
-    names = archs.removesuffix("+PTX").split(";")
-    data["architecture"] = {name: data["architecture"][name] for name in names}
+    data["architecture"] = {name: data["architecture"][name] for name in archs.split(";")}
     result = _toml(data)
     read(result, "the small matrix")
     return result
@@ -89,13 +90,13 @@ class _Clone:
             raise StepError(f"{' '.join(command[2:])} should {wanted}, and said:\n{output[-3000:]}")
         return output
 
-    def build(self, cells: Iterable[str], **env: str) -> None:
-        for cell in cells:
-            torch, cuda, python = cell.split("/")
-            options = ["--torch", torch, "--cuda", cuda, "--python", python, "--test", "no"]
-            output = self.release("wheel", *options, **env)
-            say("      " + " ".join(line.strip() for line in output.splitlines() if line.startswith("  wheel ")))
-            say("      " + " ".join(line.strip() for line in output.splitlines() if line.startswith("  build time ")))
+    def build(self, cell: str, archs: str, fails: str = "", **env: str) -> None:
+        torch, cuda, python = cell.split("/")
+        options = ["--torch", torch, "--cuda", cuda, "--python", python, "--test", "no"]
+        output = self.release("wheel", *options, "--archs", archs, fails=fails, **env)
+        told = dict(line.split(maxsplit=1) for line in output.splitlines() if line.startswith(("  wheel ", "  total ")))
+        if not fails:
+            say(f"      {Path(told['wheel']).name}: {told['total'].split(maxsplit=1)[1]}")
 
     def stage(self, tag: str, fails: str = "") -> None:
         self.release("stage", "dist", "--directory", "staged", "--tag", tag, fails=fails)
@@ -114,7 +115,10 @@ def _published() -> dict[str, str]:
 
 
 def run(cells: Sequence[str], manylinux: str, archs: str, *, try_out: Sequence[str]) -> None:
-    """Raises StepError where a step does not end as it must."""
+    """Releases `cells` ("2.14/cu130/3.11") for `archs` twice, and installs those in `try_out`.
+
+    Raises StepError where a step does not end as it must.
+    """
     steps = Steps(7)
     text = MATRIX_FILE.read_text(encoding="utf-8")
     machine = os.uname().machine
@@ -124,18 +128,17 @@ def run(cells: Sequence[str], manylinux: str, archs: str, *, try_out: Sequence[s
 
     steps.next(f"tag v{first.version}; every cell but the last is built")
     clone.tag(small(text, first.version, cells, manylinux, archs, machine), first.version)
-    clone.build(cells[:-1])
+    for cell in cells[:-1]:
+        clone.build(cell, archs)
 
     steps.next("the last cell's compiler fails: there is no release")
-    torch, cuda, python = cells[-1].split("/")
-    broken: list[str | Path] = ["wheel", "--torch", torch, "--cuda", cuda, "--python", python, "--test", "no"]
-    clone.release(*broken, fails="error:", CXX="false")
+    clone.build(cells[-1], archs, fails="error:", CXX="false")
     clone.stage(f"v{first.version}", fails="1 wheels of the release are missing")
     clone.stage(f"v{later}", fails="the version in the matrix is")
 
     steps.next("that cell again, and no other: a release")
     before = {path: path.stat().st_mtime_ns for path in (clone.root / "dist").rglob("*.whl")}
-    clone.build(cells[-1:])
+    clone.build(cells[-1], archs)
     if any(path.stat().st_mtime_ns != time for path, time in before.items()):
         raise StepError("another wheel than the failed one was built again")
     clone.stage(f"v{first.version}")
@@ -151,7 +154,8 @@ def run(cells: Sequence[str], manylinux: str, archs: str, *, try_out: Sequence[s
     steps.next(f"tag v{later} on top")
     old = _published()
     clone.tag(small(text, later, cells, manylinux, archs, machine), later)
-    clone.build(cells)
+    for cell in cells:
+        clone.build(cell, archs)
     clone.stage(f"v{later}")
     clone.publish()
     new = _published()

@@ -17,7 +17,7 @@ CELLS = ["2.14/cu130/3.11", "2.14/cu130/3.12", "2.13/cpu/3.11"]
 @pytest.fixture
 def small():
     text = matrix.MATRIX_FILE.read_text(encoding="utf-8")
-    return matrix.read(rehearsal.small(text, "1.2.3", CELLS, "manylinux_2_34", "9.0+PTX", "x86_64"), "small")
+    return matrix.read(rehearsal.small(text, "1.2.3", CELLS, "manylinux_2_34", "9.0", "x86_64"), "small")
 
 
 def test_the_small_matrix(small):
