@@ -67,7 +67,7 @@ stage:
 	@$(python) -m release stage $(or $(WHEELS),dist) $(call give,tag,TAG)
 
 try:
-	@$(python) -m release try $(or $(SITE),staged/site) $(cell)
+	@$(python) -m release try $(or $(SITE),build/staged/site) $(cell)
 
 release-rehearsal:
 	@$(python) -m release rehearsal $(call give,archs,ARCHS)

@@ -412,7 +412,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("stage", help="lay out a release from its wheels, if they are all there")
     command.add_argument("wheels", type=Path, metavar="FOLDER", help="with the wheels, however deep")
-    command.add_argument("--directory", type=Path, default=Path("staged"))
+    command.add_argument("--directory", type=Path, default=Path("build/staged"))
     command.add_argument("--tag", help="must be that of the version in the matrix, such as v1.0.0")
     command.set_defaults(run=_stage)
 

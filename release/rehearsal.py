@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,6 +67,7 @@ class _Clone:
 
     def __init__(self) -> None:
         self.root = FOLDER / "clone"
+        self.staged = self.root / "build" / "staged"
         shutil.rmtree(FOLDER, ignore_errors=True)
         FOLDER.mkdir(parents=True)
         self.git("clone", "--quiet", str(ROOT), str(self.root), cwd=ROOT)
@@ -99,11 +101,18 @@ class _Clone:
             say(f"      {Path(told['wheel']).name}: {told['total'].split(maxsplit=1)[1]}")
 
     def stage(self, tag: str, fails: str = "") -> None:
-        self.release("stage", "dist", "--directory", "staged", "--tag", tag, fails=fails)
+        self.release("stage", "dist", "--tag", tag, fails=fails)
+        if not fails:
+            (sdist,) = self.staged.glob("assets/*.tar.gz")
+            with tarfile.open(sdist) as archive:
+                inside = {name.partition("/")[2] for name in archive.getnames()}
+            tracked = subprocess.run(["git", "ls-files"], cwd=self.root, check=True, capture_output=True, text=True)
+            if more := inside - {*tracked.stdout.splitlines(), "PKG-INFO"}:
+                raise StepError(f"the source distribution holds what is not under version control: {sorted(more)[0]}")
 
     def publish(self) -> None:
         """What a release does with a channel that has others: adds, and never takes away."""
-        wheels = sorted((self.root / "staged" / "assets").glob("*+*.whl"))
+        wheels = sorted((self.staged / "assets").glob("*+*.whl"))
         base = (FOLDER / "released").as_uri() + "/"
         options: list[str | Path] = ["--base-url", base, "--assets", FOLDER / "released", "--release", "complete"]
         self.release("index", FOLDER / "pages", *wheels, *options)
@@ -148,7 +157,7 @@ def run(cells: Sequence[str], manylinux: str, archs: str, *, try_out: Sequence[s
     for cell in try_out:
         torch, cuda, python = cell.split("/")
         options = ["--torch", torch, "--cuda", cuda, "--python", python]
-        output = clone.release("try", clone.root / "staged" / "site", *options)
+        output = clone.release("try", clone.staged / "site", *options)
         say("      " + " ".join([cell, *(line.strip() for line in output.splitlines() if "agreement" in line)]))
 
     steps.next(f"tag v{later} on top")
@@ -167,7 +176,7 @@ def run(cells: Sequence[str], manylinux: str, archs: str, *, try_out: Sequence[s
     clone.publish()
     if {path: path.stat().st_mtime_ns for path in (FOLDER / "pages").rglob("*")} != pages:
         raise StepError("publishing the same again has changed the pages")
-    wheel = sorted((clone.root / "staged" / "assets").glob("*+*.whl"))[0]
+    wheel = sorted((clone.staged / "assets").glob("*+*.whl"))[0]
     wheel.write_bytes(wheel.read_bytes() + b"\0")
     clone.release("index", FOLDER / "pages", wheel, fails="a released file never changes")
 
