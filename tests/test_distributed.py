@@ -152,7 +152,7 @@ def test_context_parallel_refuses_what_it_cannot_do() -> None:
 
 
 def check_dtensor() -> None:
-    """On a mesh of two dimensions: batch by heads, batch by rows, and each alone, without communication."""
+    """On a mesh of two dimensions: any pair of batch, heads and rows, without communication; and columns with each."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.debug import CommDebugMode
@@ -183,10 +183,24 @@ def check_dtensor() -> None:
             assert got.placements == placed
             torch.testing.assert_close(got.full_tensor(), wanted, rtol=0, atol=1e-15)
 
-    # Sharded columns are correct, at the price of gathering them.
-    columns = distribute_tensor(x, mesh, [Shard(0), Shard(3)])
-    y = sms.scaled_mask_softmax(columns, None, 0.5, True)
-    torch.testing.assert_close(y.full_tensor(), sms.scaled_mask_softmax(x, None, 0.5, True))
+    # Sharded columns take two small all-reduces forward and one backward, beside any other sharding.
+    for other, (kind, mask_shape) in itertools.product(placements, masks):
+        mask = random_mask(kind, mask_shape, torch.float64, "cpu")
+        leaf = x.clone().requires_grad_()
+        expected = sms.scaled_mask_softmax(leaf, mask, 0.5, True, diagonal=1)
+        (expected_dx,) = torch.autograd.grad(expected, leaf, grad)
+        placed = (other, Shard(3))
+        columns = distribute_tensor(x, mesh, placed).requires_grad_()
+        sharded_grad = distribute_tensor(grad, mesh, placed)
+        everywhere = None if mask is None else distribute_tensor(mask, mesh, [Replicate(), Replicate()])
+        with CommDebugMode() as communication:
+            y = sms.scaled_mask_softmax(columns, everywhere, 0.5, True, diagonal=1)
+            (dx,) = torch.autograd.grad(y, columns, sharded_grad)
+        assert [str(name) for name in communication.get_comm_counts()] == ["c10d.allreduce_"]
+        assert communication.get_total_counts() == 3
+        for got, wanted in ((y, expected), (dx, expected_dx)):
+            assert got.placements == placed
+            torch.testing.assert_close(got.full_tensor(), wanted, rtol=0, atol=1e-15)
     # The operator by its name, where rows are sharded: likewise.
     rows = distribute_tensor(x, mesh, [Shard(0), Shard(2)])
     y = torch.ops.scaled_mask_softmax.scaled_mask_softmax(rows, None, 0.5, True)
@@ -197,7 +211,7 @@ def check_dtensor() -> None:
         sms.scaled_mask_softmax(rows, torch.zeros(8, dtype=torch.bool), 0.5, True)
 
 
-def test_dtensors_sharded_by_batch_heads_and_rows_need_no_communication(tmp_path: Path) -> None:
+def test_dtensors_sharded_by_batch_heads_and_rows_need_no_communication_and_columns_little(tmp_path: Path) -> None:
     processes.run(4, tmp_path, check_dtensor)
 
 

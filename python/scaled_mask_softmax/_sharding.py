@@ -31,16 +31,17 @@ def _placement(name: str, tensor: Any, scores: Any, dim: int) -> Any:
     return Shard(dim)  # of the scores' shape
 
 
-def _strategies(scores: Any, positional: bool, **tensors: Any) -> list[tuple[list[Any], list[Any]]]:
-    """Placements of the result and of the tensor arguments that need no communication.
+def _strategies(scores: Any, positional: bool, results: int = 1, **tensors: Any) -> list[tuple[list[Any], list[Any]]]:
+    """Placements of the results and of the tensor arguments that need no communication.
 
-    A shard is a problem of its own along every dimension but the columns and, where the query index counts
-    (`positional`), the rows.
+    Results have the scores' shape, with or without the columns. A shard is a problem of its own along every dimension
+    but the columns and, where the query index counts (`positional`), the rows.
     """
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    result: list[tuple[list[Any], list[Any]]] = [([Replicate()], [Replicate() for _ in given])]
+    result: list[tuple[list[Any], list[Any]]] = [([Replicate()] * results, [Replicate()] * len(given))]
     for dim in range(scores.ndim - (2 if positional else 1)):
-        result.append(([Shard(dim)], [_placement(name, tensor, scores, dim) for name, tensor in given.items()]))
+        placed = [_placement(name, tensor, scores, dim) for name, tensor in given.items()]
+        result.append(([Shard(dim)] * results, placed))
     return result
 
 
@@ -86,8 +87,10 @@ def _local(name: str, tensor: Any, x: DTensor) -> Any:
     for sharded in x.placements:
         placement = _placement(name, tensor, x, sharded.dim) if isinstance(sharded, Shard) else Replicate()
         placements.append(placement)
-        # What shards of x share gets a part of its gradient from each.
-        grad_placements.append(Partial() if placement.is_replicate() and sharded.is_shard() else placement)
+        # What shards of x share gets a part of its gradient from each; but shards of columns sum that of a sink.
+        whole = name == "sink" and sharded.is_shard(x.ndim - 1)
+        shared = placement.is_replicate() and sharded.is_shard()
+        grad_placements.append(Partial() if shared and not whole else placement)
     return tensor.redistribute(x.device_mesh, placements).to_local(grad_placements=grad_placements)
 
 
@@ -101,27 +104,34 @@ def forward(
     key_lengths: torch.Tensor | None,
     sink: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The operator, without communication where rows are sharded and their query index counts, too.
+    """The operator on each process's part, where DTensor's own rules would gather.
 
-    DTensor's own rules cannot say that: each shard needs a diagonal of its own.
+    They cannot say that shards of rows need a diagonal each, nor that shards of columns need two numbers a row.
     """
-    rows = x.ndim - 2
-    by_row = (is_causal or window is not None) and any(placement.is_shard(rows) for placement in x.placements)
-    if not by_row or any(placement.is_partial() or placement.is_shard(x.ndim - 1) for placement in x.placements):
+    positional = is_causal or window is not None
+    rows, last = x.ndim - 2, x.ndim - 1
+    by_column = [dim for dim, placement in enumerate(x.placements) if placement.is_shard(last)]
+    by_row = positional and any(placement.is_shard(rows) for placement in x.placements)
+    plain = not by_column and not by_row
+    if plain or len(by_column) > 1 or any(placement.is_partial() for placement in x.placements):
         result = _OPERATORS.scaled_mask_softmax.default(
             x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink
         )
         return cast(torch.Tensor, result)
     _, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
-    y = _OPERATORS.scaled_mask_softmax.default(
-        x.to_local(grad_placements=x.placements),
-        _local("mask", mask, x),
-        scale,
-        is_causal,
-        diagonal=diagonal + offset[rows],
-        window=window,
-        key_lengths=_local("key_lengths", key_lengths, x),
-        sink=_local("sink", sink, x),
-    )
+    arguments = (x.to_local(grad_placements=x.placements), _local("mask", mask, x), scale, is_causal)
+    options = {
+        "diagonal": diagonal + offset[rows] if positional and x.ndim > 1 else diagonal,
+        "window": window,
+        "key_lengths": _local("key_lengths", key_lengths, x),
+        "sink": _local("sink", sink, x),
+    }
+    if by_column:
+        from .distributed import context_parallel
+
+        group = x.device_mesh.get_group(by_column[0])
+        y = context_parallel(*arguments, **options, column_offset=offset[last], group=group)
+    else:
+        y = _OPERATORS.scaled_mask_softmax.default(*arguments, **options)
     strides = torch.empty(x.shape, device="meta").stride()
     return DTensor.from_local(y, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=strides)

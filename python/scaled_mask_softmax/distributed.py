@@ -1,8 +1,8 @@
 """The operator over several processes: sharded scores as DTensor, and columns sharded over a process group.
 
 DTensor: importing this module, or calling :func:`scaled_mask_softmax` with a DTensor, registers how the operators
-shard. Batch, heads and any other leading dimension run without communication, and query rows too; sharded columns are
-gathered, so use :func:`context_parallel` for those.
+shard. Batch, heads and any other leading dimension run without communication, and query rows too; columns sharded over
+one dimension of a mesh run as :func:`context_parallel`.
 """
 
 from __future__ import annotations
