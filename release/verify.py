@@ -196,6 +196,12 @@ def _check_stripped(library: _Library) -> None:
         _require(not kept, f"{library.name} is not stripped: it holds {section.name}")
 
 
+def _check_paths(library: _Library) -> None:
+    """No path of the machine that built it: what such a file says must not depend on where that was."""
+    if found := re.search(rb"(?<![\w.+-])/[\w+.@-]+(?:/[\w+.@-]+)*\.(?:h|hpp|cuh|cpp|cc|cu)\b", library.data):
+        raise VerifyError(f"{library.name} names {found[0].decode()}, a file of the machine that built it")
+
+
 def _check_symbols(library: _Library, wheel: WheelFile, torches: Sequence[Path]) -> None:
     """What the library asks torch for is there in each of these torch folders; what `_C` asks for, in the library."""
     asked = symbols.undefined(library.data)
@@ -336,6 +342,7 @@ def verify(
         "search path": _check_search_path,
         "platform": lambda library: _check_platform(library, platform),
         "stripped": _check_stripped,
+        "paths": _check_paths,
         "symbols": lambda library: _check_symbols(library, read, torches),
     }
     for name, check in checks.items():

@@ -148,7 +148,19 @@ def make(tmp_path, compile_library):
 
 
 GATES = (
-    *("wheel", "size", "RECORD", "names", "contents", "needed", "search path", "platform", "stripped", "symbols"),
+    *(
+        "wheel",
+        "size",
+        "RECORD",
+        "names",
+        "contents",
+        "needed",
+        "search path",
+        "platform",
+        "stripped",
+        "paths",
+        "symbols",
+    ),
     *("architectures", "kernels", "licence", "bill of materials"),
 )
 
@@ -229,6 +241,13 @@ def test_what_the_library_needs(make, compile_library):
 def test_a_library_that_is_not_stripped(make, compile_library, part):
     needs = CPU if part == "library" else MODULE_NEEDS
     refused(make(**{part: compile_library(ANSWER, "-g", needs=needs)}), "stripped", "is not stripped: it holds .debug")
+
+
+def test_paths_of_the_building_machine(make, compile_library):
+    code = 'extern "C" const char* answer() {{ return "{}"; }}'
+    leak = compile_library(code.format("at /home/someone/env/torch/include/ATen/core/TensorBase.h:12"))
+    refused(make(library=leak), "paths", r"names /home/someone/env/torch/include/ATen/core/TensorBase\.h, a file of")
+    verify.verify(make(library=compile_library(code.format("at torch/include/ATen/core/TensorBase.h:12"))))
 
 
 def test_symbols(make, compile_library, stubs, tmp_path):
