@@ -102,6 +102,8 @@ def test_the_image_command(monkeypatch, capsys):
     given = dict(word.split("=", 1) for before, word in itertools.pairwise(words) if before == "--build-arg")
     assert given == image.arguments(LOADED, cell)
     assert words[words.index("--tag") + 1] == image.tag(cell)
+    other = image.command(LOADED, cell, base="stand-in:latest")
+    assert [word for word in other if word.startswith("BASE_IMAGE=")] == ["BASE_IMAGE=stand-in:latest"]
     calls = []
     monkeypatch.setattr(subprocess, "run", lambda command: calls.append(command) or subprocess.CompletedProcess([], 1))
     monkeypatch.setattr("sys.argv", [*line, "--run"])
@@ -116,6 +118,9 @@ def test_what_cibuildwheel_is_told():
     assert variables["CIBW_MANYLINUX_AARCH64_IMAGE"] == image.tag(cell)
     assert variables["TORCH_INDEX"] == f"{LOADED.torch_channels}/cpu"
     options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]
+    # What the compilers made is kept where the image's ccache looks for it.
+    assert variables["CIBW_CONTAINER_ENGINE"] == f"podman; create_args: --volume={container.ccache()}:/ccache"
+    assert "CCACHE_DIR=/ccache" in image.DOCKERFILE.read_text(encoding="utf-8")
     # What the steps inside read reaches them.
     own = {name for name in variables if not name.startswith("CIBW_")}
     assert own <= set(options["linux"]["environment-pass"])
