@@ -65,6 +65,21 @@ def test_pyproject_holds_the_oldest_python_alone():
     assert copies(rest) == [PYTHONS[0], "py" + PYTHONS[0].replace(".", ""), PYTHONS[0]]
 
 
+def test_the_readme_promises_what_the_matrix_holds():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    torches = list(LOADED.torch)
+    promise = (
+        f"Linux on {' and '.join(LOADED.platforms)}; torch {torches[0]} to {torches[-1]}; "
+        f"CPython {PYTHONS[0]} to {PYTHONS[-1]}."
+    )
+    assert promise in text
+    # Commands name a cell that there is.
+    named = re.findall(r"TORCH=([\d.]+) CUDA=(\w+) PYTHON=([\d.]+)", text)
+    assert named
+    for torch, cuda, python in named:
+        assert python in LOADED.cell(torch, cuda, "x86_64").torch.python
+
+
 def test_the_arguments_of_the_dockerfile_are_what_the_matrix_fills():
     text = image.DOCKERFILE.read_text(encoding="utf-8")
     declared = re.findall(r"^ARG (.*)$", text, re.MULTILINE)
