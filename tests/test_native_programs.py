@@ -61,6 +61,8 @@ assert "scaled_mask_softmax" not in sys.modules
 """
 
 
+# torch's own, of its use of itself in 2.11.
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 def test_an_ahead_of_time_compiled_package_runs_in_a_process_of_its_own(device: str, tmp_path: Path) -> None:
     package = torch._inductor.aoti_compile_and_package(exported(device), package_path=str(tmp_path / "model.pt2"))
     given = [arguments(batch, length, device) for batch, length in ((3, 9), (2, 33), (5, 130))]
