@@ -13,12 +13,18 @@ import pytest
 import stand_in
 import torch
 
-from scaled_mask_softmax.bench import cells, command, peers, reference, report, results
+from scaled_mask_softmax.bench import cells, command, peers, reference, report, results, timing
 from scaled_mask_softmax.bench.cases import KINDS, Case, all_cases, sweep_case
 from scaled_mask_softmax.bench.problems import make_problem, run, step
 
 TINY = ["--device", "cpu", "--bytes", "4096", "--each", "0.001", "--suite", "sweep", "--dtype", "float32"]
 TWO = [*TINY, "--columns", "8", "--case", "plain", "causal", "--direction", "forward", "--peers", "eager", "softmax"]
+
+
+@pytest.fixture(autouse=True)
+def own_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that runs the tests keeps its own way with memory."""
+    monkeypatch.setattr(timing, "keep_memory", lambda: None)
 
 
 def case(kind: str, backward: bool = False, columns: int = 24, suite: str = "sweep") -> Case:
@@ -309,6 +315,23 @@ def test_command_end_to_end(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("of the floor") == 2
     assert len(json.loads((tmp_path / "r.json").read_text("utf-8"))["cells"]) == 2
+
+
+def test_freed_memory_is_kept() -> None:
+    """After some warm-ups, what is freed and taken again costs no page fault."""
+    script = """
+import resource, torch
+from scaled_mask_softmax.bench import timing
+timing.keep_memory()
+faults = []
+for _ in range(40):
+    torch.ones(1 << 22)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[-1] - faults[-11])
+"""
+    result = stand_in.run(["-c", script])
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) < 100  # 10 times 16 MiB are 40,960 pages
 
 
 def test_plot(tmp_path: Path) -> None:

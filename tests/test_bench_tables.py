@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scaled_mask_softmax.bench import command, results, tables
+from scaled_mask_softmax.bench import command, results, tables, timing
 
 ROOT = Path(__file__).parents[1]
 REPORTS = sorted((ROOT / "benchmarks" / "reports").glob("*.json"))
@@ -90,7 +90,7 @@ def test_figures_of_a_table() -> None:
     assert tables.times(made(other)).splitlines()[2] == "| cell 0 | [2, 3, 128, 128] | 1.000 ms | 1.23x |  |  |"
 
 
-def test_only_the_blocks_of_the_same_device_are_filled(tmp_path: Path) -> None:
+def test_only_the_blocks_of_the_same_device_are_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         "a\n<!-- bench: cuda bars -->\nold\n<!-- end of bench -->\nb\n<!-- bench: cpu bars -->\n<!-- end of bench -->\n"
     )
@@ -105,6 +105,7 @@ def test_only_the_blocks_of_the_same_device_are_filled(tmp_path: Path) -> None:
     page, report = tmp_path / "page.md", tmp_path / "report.json"
     page.write_text(text, "utf-8")
     found.write(report)
+    monkeypatch.setattr(timing, "keep_memory", lambda: None)
     assert command.main(["--no-run", "--merge", str(report), "--fill", str(page)]) == 0
     assert page.read_text("utf-8") == new
 

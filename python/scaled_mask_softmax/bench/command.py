@@ -11,10 +11,9 @@ from pathlib import Path
 
 import torch
 
-from . import cells, report, results, tables
+from . import cells, report, results, tables, timing
 from .cases import COLUMNS, DIRECTIONS, DTYPES, KINDS, SCORE_BYTES, SUITES, Case, all_cases
 from .peers import OURS, PEERS
-from .timing import RUNS, SECONDS
 
 OK, BAD, USAGE = 0, 1, 2
 
@@ -58,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--bars", action="store_true", help="print how the results stand beside the bars that this project sets itself")
     add("--compare", type=Path, metavar="OLD", help="fail where a case is slower than in these results")
     add("--slower", type=float, metavar="FACTOR", default=results.SLOWER, help="what is slower; default: %(default)s")
-    add("--each", type=float, metavar="S", default=SECONDS, help=f"time an implementation for S seconds or {RUNS} runs")
+    add("--each", type=float, metavar="S", default=timing.SECONDS, help=f"time each S seconds or {timing.RUNS} runs")
     add("--bytes", type=int, help="size of the scores in the sweep; default: past the caches")
     add("--threads", type=int, help="of the CPU; default: torch's")
     return parser
@@ -174,6 +173,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print(*(case.name for case in cases), sep="\n")
         return OK
+    if options.device == "cpu":
+        timing.keep_memory()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     try:

@@ -213,13 +213,13 @@ def floor(results: Results, dtype: str) -> str:
     return _table(("Sk", *(f"{kind}, {direction}" for kind, direction in TABLE_CASES)), rows)
 
 
-def times(results: Results) -> str:
-    """Our time of each case, and the others' over it."""
+def times(results: Results, ending: str = "") -> str:
+    """Our time of each case whose name ends so, and the others' over it."""
     others = ("softmax", "eager", "compile")
     rows = []
     for name, cell in results.cells.items():
         ours = cell["times"][OURS]
-        if "seconds" in ours:
+        if "seconds" in ours and name.endswith(ending):
             ratios = (cell["times"].get(peer, {}).get("ratio_to_ours") for peer in others)
             found = ("" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
             shape = ", ".join(map(str, cell["shape"]))
@@ -232,6 +232,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "cuda bfloat16": lambda results: floor(results, "bfloat16"),
     "cuda float32": lambda results: floor(results, "float32"),
     "cuda bars": bars,
+    "cpu fused": lambda results: times(results, "causal+mask forward"),
     "cpu times": times,
     "cpu bars": bars,
 }
