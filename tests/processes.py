@@ -1,4 +1,4 @@
-"""Several processes over gloo, each running one function of a test module."""
+"""Several processes of one group, each running one function of a test module."""
 
 from __future__ import annotations
 
@@ -11,18 +11,27 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 
-def _enter(rank: int, world: int, store: str, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _enter(
+    rank: int, world: int, store: str, backend: str, function: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
     try:
         function(*arguments)
     finally:
         dist.destroy_process_group()
 
 
-def run(world: int, folder: Path, function: Callable[..., None], *arguments: Any) -> None:
+def device() -> str:
+    """This process's device in a function that is run."""
+    return f"cuda:{dist.get_rank()}" if dist.get_backend() == "nccl" else "cpu"
+
+
+def run(world: int, folder: Path, function: Callable[..., None], *arguments: Any, backend: str = "gloo") -> None:
     """Call function(*arguments) in `world` processes of one group; fails where one fails, with its traceback.
 
-    function: of a module, not of a class or a function.
+    function: of a module, not of a class or a function. backend: gloo, on the CPU, or nccl, a GPU a process.
     """
-    torch.multiprocessing.spawn(_enter, (world, str(folder / "store"), function, arguments), nprocs=world)
+    torch.multiprocessing.spawn(_enter, (world, str(folder / "store"), backend, function, arguments), nprocs=world)

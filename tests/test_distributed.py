@@ -1,4 +1,4 @@
-"""Several processes: sharded columns, DTensor, and training steps of DDP and FSDP2. All over gloo, on the CPU."""
+"""Several processes: sharded columns, DTensor, and training steps of DDP and FSDP2. Over gloo, on the CPU, and NCCL."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def check_context_parallel(blocks: list[int] | None) -> None:
     """In each process, on its columns: those of the whole scores' result, and of their gradient."""
     from scaled_mask_softmax.distributed import context_parallel
 
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank, world, device = dist.get_rank(), dist.get_world_size(), processes.device()
     sizes = blocks or [SHAPE[-1] // world] * world
     begin = sum(sizes[:rank])
     columns = slice(begin, begin + sizes[rank])
     offset = None if blocks is None else begin
     for dtype, (kind, mask_shape, options) in itertools.product(DTYPES, CASES):
-        x, grad = normal(SHAPE, dtype, "cpu"), normal(SHAPE, dtype, "cpu", 1, 1.0)
+        x, grad = normal(SHAPE, dtype, device), normal(SHAPE, dtype, device, 1, 1.0)
         x[0, 0, 0] = -torch.inf
         x[0, 0, 1, :20] = -torch.inf  # no live cell in the first processes
-        mask = random_mask(kind, mask_shape, dtype, "cpu")
+        mask = random_mask(kind, mask_shape, dtype, device)
         whole = x.clone().requires_grad_()
         expected = sms.scaled_mask_softmax(whole, mask, 0.7, **options)
         (expected_dx,) = torch.autograd.grad(expected, whole, grad)
@@ -57,8 +57,8 @@ def check_context_parallel(blocks: list[int] | None) -> None:
         assert y.dtype == dtype
         (dx,) = torch.autograd.grad(y, part, grad[..., columns])
         gathered: list[Any] = [None] * world
-        dist.all_gather_object(gathered, y.detach())
-        assert_is_forward(torch.cat(gathered, -1), x, mask, 0.7, **options)
+        dist.all_gather_object(gathered, y.detach().cpu())
+        assert_is_forward(torch.cat(gathered, -1).to(device), x, mask, 0.7, **options)
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(dx, expected_dx[..., columns], rtol=0, atol=4 * eps)
 
@@ -129,6 +129,10 @@ def check_context_parallel_communication() -> None:
 @pytest.mark.parametrize("world", [2, 4])
 def test_sharded_columns_are_the_columns_of_the_whole(tmp_path: Path, world: int) -> None:
     processes.run(world, tmp_path, check_context_parallel, None)
+
+
+def test_sharded_columns_over_nccl(second_cuda: str, tmp_path: Path) -> None:
+    processes.run(2, tmp_path, check_context_parallel, None, backend="nccl")
 
 
 def test_sharded_columns_may_be_of_any_size(tmp_path: Path) -> None:
