@@ -26,6 +26,8 @@ CASES: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("same", (5, 24), {"is_causal": True, "diagonal": -2}),  # the first rows have no live cell
     ("same", (1, 3, 5, 1), {}),  # no columns of its own
     ("none", (), {"is_causal": True, "diagonal": 30}),
+    ("none", (), {"is_causal": True, "diagonal": 19, "window": 7}),
+    ("bool", (2, 1, 1, 24), {"key_lengths": torch.tensor([24, 5])}),
 ]
 
 
@@ -42,7 +44,8 @@ def check_context_parallel(blocks: list[int] | None) -> None:
     begin = sum(sizes[:rank])
     columns = slice(begin, begin + sizes[rank])
     offset = None if blocks is None else begin
-    for dtype, (kind, mask_shape, options) in itertools.product(DTYPES, CASES):
+    for dtype, (kind, mask_shape, given) in itertools.product(DTYPES, CASES):
+        options = {name: value.to(device) if name == "key_lengths" else value for name, value in given.items()}
         x, grad = normal(SHAPE, dtype, device), normal(SHAPE, dtype, device, 1, 1.0)
         x[0, 0, 0] = -torch.inf
         x[0, 0, 1, :20] = -torch.inf  # no live cell in the first processes
@@ -166,9 +169,9 @@ def check_dtensor() -> None:
     x, grad = normal(shape, torch.float64, "cpu"), normal(shape, torch.float64, "cpu", 1)
     placements = [Replicate(), Shard(0), Shard(1), Shard(2)]
     masks = [("none", ()), ("bool", (4, 1, 1, 8)), ("bool", (4, 6, 8)), ("same", (1, 4, 1, 8)), ("same", (4, 4, 6, 8))]
-    options: list[dict[str, Any]] = [{}, {"is_causal": True, "diagonal": 1}]
+    triangle: list[dict[str, Any]] = [{}, {"is_causal": True, "diagonal": 1}]
     for placed, (kind, mask_shape), option in itertools.product(
-        itertools.product(placements, placements), masks, options
+        itertools.product(placements, placements), masks, triangle
     ):
         mask = random_mask(kind, mask_shape, torch.float64, "cpu")
         leaf = x.clone().requires_grad_()
@@ -205,6 +208,18 @@ def check_dtensor() -> None:
         for got, wanted in ((y, expected), (dx, expected_dx)):
             assert got.placements == placed
             torch.testing.assert_close(got.full_tensor(), wanted, rtol=0, atol=1e-15)
+    # Lengths follow the batch.
+    lengths = torch.tensor([8, 3, 0, 5])
+    everywhere = distribute_tensor(lengths, mesh, [Replicate(), Replicate()])
+    for placed in itertools.product(placements, [*placements, Shard(3)]):
+        options = {"is_causal": True, "diagonal": 1, "window": 4}
+        leaf, sharded = x.clone().requires_grad_(), distribute_tensor(x, mesh, placed).requires_grad_()
+        expected = sms.scaled_mask_softmax(leaf, None, 0.5, key_lengths=lengths, **options)
+        (expected_dx,) = torch.autograd.grad(expected, leaf, grad)
+        y = sms.scaled_mask_softmax(sharded, None, 0.5, key_lengths=everywhere, **options)
+        (dx,) = torch.autograd.grad(y, sharded, distribute_tensor(grad, mesh, placed))
+        for got, wanted in ((y, expected), (dx, expected_dx)):
+            torch.testing.assert_close(got.full_tensor(), wanted, rtol=0, atol=1e-14)
     # The operator by its name, where rows are sharded: likewise.
     rows = distribute_tensor(x, mesh, [Shard(0), Shard(2)])
     y = torch.ops.scaled_mask_softmax.scaled_mask_softmax(rows, None, 0.5, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -45,8 +46,8 @@ def _strategies(scores: Any, positional: bool, results: int = 1, **tensors: Any)
     return result
 
 
-@register_sharding(_OPERATORS.scaled_mask_softmax.default)
 def _forward(
+    results: int,
     x: Any,
     mask: Any = None,
     scale: float = 1.0,
@@ -57,11 +58,12 @@ def _forward(
     key_lengths: Any = None,
     sink: Any = None,
 ) -> list[tuple[list[Any], list[Any]]]:
-    return _strategies(x, is_causal or window is not None, x=x, mask=mask, key_lengths=key_lengths, sink=sink)
+    positional = is_causal or window is not None
+    return _strategies(x, positional, results, x=x, mask=mask, key_lengths=key_lengths, sink=sink)
 
 
-@register_sharding(_OPERATORS.scaled_mask_softmax_backward.default)
 def _backward(
+    results: int,
     grad: Any,
     y: Any,
     scale: float,
@@ -71,7 +73,11 @@ def _backward(
     window: int | None = None,
     key_lengths: Any = None,
 ) -> list[tuple[list[Any], list[Any]]]:
-    return _strategies(y, is_causal or window is not None, grad=grad, y=y, key_lengths=key_lengths)
+    return _strategies(y, is_causal or window is not None, results, grad=grad, y=y, key_lengths=key_lengths)
+
+
+register_sharding(_OPERATORS.scaled_mask_softmax.default)(partial(_forward, 1))
+register_sharding(_OPERATORS.scaled_mask_softmax_backward.default)(partial(_backward, 1))
 
 
 def _local(name: str, tensor: Any, x: DTensor) -> Any:
@@ -104,20 +110,27 @@ def forward(
     key_lengths: torch.Tensor | None,
     sink: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The operator on each process's part, where DTensor's own rules would gather.
+    """The operator on each process's part, where DTensor's own rules would gather or cannot tell.
 
-    They cannot say that shards of rows need a diagonal each, nor that shards of columns need two numbers a row.
+    They have no way to say that shards of rows need a diagonal each, nor that shards of columns need two numbers a row,
+    and they leave arguments by keyword where they are.
     """
     positional = is_causal or window is not None
     rows, last = x.ndim - 2, x.ndim - 1
     by_column = [dim for dim, placement in enumerate(x.placements) if placement.is_shard(last)]
     by_row = positional and any(placement.is_shard(rows) for placement in x.placements)
-    plain = not by_column and not by_row
-    if plain or len(by_column) > 1 or any(placement.is_partial() for placement in x.placements):
+    if not (by_column or by_row or key_lengths is not None or sink is not None):
         result = _OPERATORS.scaled_mask_softmax.default(
             x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink
         )
         return cast(torch.Tensor, result)
+    x = x.redistribute(
+        x.device_mesh,
+        [
+            Replicate() if placement.is_partial() or dim in by_column[1:] else placement
+            for dim, placement in enumerate(x.placements)
+        ],
+    )
     _, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
     arguments = (x.to_local(grad_placements=x.placements), _local("mask", mask, x), scale, is_causal)
     options = {
