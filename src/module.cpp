@@ -72,6 +72,7 @@ py::dict plan(const std::string& direction, int64_t columns, const std::string& 
   result["vectors"] = chosen.vectors;
   result["rows"] = chosen.rows;
   result["threads"] = chosen.threads;
+  result["blocks"] = chosen.blocks;
   result["rows_per_block"] = chosen.rows_per_block();
   result["description"] = cuda::describe(chosen);
   return result;

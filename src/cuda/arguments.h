@@ -2,22 +2,67 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
+#include "../row_math.h"
 #include "row_map.h"
 
 namespace sms::cuda {
+
+// The exclusions by position, as live_columns() takes them, where every sum fits 32 bits: for rows held on chip.
+struct NearBand {
+  int begin;
+  int end;
+};
+
+inline NearBand near_band(const Band& band) {
+  const auto clamp = [](int64_t value) {
+    return static_cast<int>(std::clamp<int64_t>(value, -kMapRows, kMapRows));
+  };
+  return {clamp(band.begin), clamp(band.end)};
+}
+
+// How 16-bit scores without a float mask become exponents without being scaled first: the sign of the scale is moved
+// into the elements, so that the largest element is the largest score, and the rest of it into the change of base.
+struct PackedScale {
+  uint32_t flip;  // sign bits of a pair of elements to invert: those of a negative scale
+  bool zero;      // scale 0: each element becomes 0, or NaN where 0 * element is; the others are as for scale 1
+  float unit;     // |scale|
+  float factor;   // |scale| * log2(e), finite
+};
+
+inline PackedScale packed_scale(double scale) {
+  const bool zero = static_cast<float>(scale) == 0.0f;
+  const double unit = zero ? 1.0 : std::abs(scale);
+  const double largest = std::numeric_limits<float>::max();
+  return {scale < 0 && !zero ? 0x80008000u : 0u, zero, static_cast<float>(unit),
+          static_cast<float>(std::min(unit * kLog2E, largest))};
+}
+
+// The bytes [low, high) from the first to the last of an operand. Loads of whole vectors stay inside.
+struct Span {
+  uintptr_t low;
+  uintptr_t high;
+};
 
 struct ForwardArguments {
   RowMap rows;      // input = x, second = mask, output = y
   const char* x;    // no restrict and no read-only loads: y may be x itself
   const char* mask;
   char* y;
+  Span x_span;
+  Span mask_span;
   int64_t columns;
   int64_t mask_column_stride;  // bytes
+  int block_columns;           // of a row that a block holds in shared memory
+  int shared_second;           // where the mask begins there, in bytes
   Band band;        // of query index 0; covers every column where nothing is excluded
+  NearBand near;
   RowValues key_lengths;
   bool key_lengths_64;
-  double scale;
+  PackedScale packed;
+  float scale;
+  double scale64;
 };
 
 struct BackwardArguments {
@@ -25,22 +70,39 @@ struct BackwardArguments {
   const char* y;
   const char* grad;
   char* dx;
+  Span y_span;
+  Span grad_span;
   int64_t columns;
+  int block_columns;
+  int shared_second;   // where grad begins
   bool grad_expanded;  // column stride 0: one element serves the row
   Band band;
+  NearBand near;
   RowValues key_lengths;
   bool key_lengths_64;
-  double scale;
+  float scale;
+  double scale64;
 };
 
 #if defined(__CUDACC__)
+// Where the row's keys end, any number.
+template <typename Arguments>
+__device__ __forceinline__ int64_t key_length(const Arguments& arguments, uint32_t row) {
+  return read_key_length(arguments.rows.find(arguments.key_lengths, row), arguments.key_lengths_64);
+}
+
+// Of a row of any length.
 template <typename Arguments>
 __device__ __forceinline__ ColumnRange live_columns(const Arguments& arguments, uint32_t row, const RowPlace& place) {
   const ColumnRange live = live_columns(arguments.band, arguments.columns, place.query);
-  if (arguments.key_lengths.data == nullptr) return live;
-  const char* length = arguments.rows.find(arguments.key_lengths, row);
-  return shortened(live, read_key_length(length, arguments.key_lengths_64));
+  return arguments.key_lengths.data == nullptr ? live : shortened(live, key_length(arguments, row));
 }
 #endif
+
+// The scale in the numbers that a row is computed with.
+template <typename Real, typename Arguments>
+SMS_HOST_DEVICE Real scale_of(const Arguments& arguments) {
+  return sizeof(Real) == 4 ? static_cast<Real>(arguments.scale) : static_cast<Real>(arguments.scale64);
+}
 
 }  // namespace sms::cuda

@@ -3,6 +3,6 @@
 
 namespace sms::cuda {
 
-template cudaError_t launch_backward<Element::float32>(const Plan&, const BackwardArguments&, cudaStream_t);
+template cudaError_t launch_backward<Element::float32>(const Plan&, bool, const BackwardArguments&, cudaStream_t);
 
 }  // namespace sms::cuda

@@ -1,69 +1,79 @@
-// A block holds a row in registers: each warp a segment of kVectors vectors a lane, the number of warps as the row is
-// long. The row is read and written once, and read whole before any of it is written. One barrier.
+// A block holds a row in registers: each warp a segment of kBlockVectors vectors a lane, the number of warps as the row
+// is long. The row is read and written once, and read whole before any of it is written. One barrier.
 #pragma once
 
-#include "reduce.cuh"
 #include "segment.cuh"
+#include "team.cuh"
 
 namespace sms::cuda {
 
-template <Element kElement, MaskKind kMask, int kVectors>
-__global__ void __launch_bounds__(block_row_threads(kVectors))
+// This warp's segment of its row.
+template <Element kElement>
+struct BlockSegment {
+  static constexpr int kLength = kWarpLanes * kBlockVectors * kCountOf<kElement>;
+
+  BlockTeam team;
+  RowPlace place;
+  int start;  // its first column
+  int lane;
+  Extent extent;
+
+  template <typename Arguments>
+  __device__ __forceinline__ explicit BlockSegment(const Arguments& arguments) {
+    place = arguments.rows.locate(blockIdx.x);
+    start = team.warp() * kLength;
+    lane = threadIdx.x % kWarpLanes;
+    extent = near_extent(arguments, blockIdx.x, place, true, start);
+  }
+};
+
+template <Element kElement, MaskKind kMask, bool kWhole>
+__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
-  using Real = Accumulate<kElement>;
-  constexpr int kCount = kCountOf<kElement>;
-  constexpr int kLength = kWarpLanes * kVectors * kCount;
-  const int lane = threadIdx.x % kWarpLanes;
-  const int start = static_cast<int>(threadIdx.x / kWarpLanes) * kLength;
+  using RowScores = Scores<kElement, kMask, kWarpLanes, kBlockVectors>;
+  using Real = typename RowScores::Real;
+  const typename RowScores::Exponent exponent{arguments.packed};
+  const BlockSegment<kElement> segment(arguments);
+  const int bytes = segment.start * kBytesOf<kElement>;
 
-  const RowPlace place = arguments.rows.locate(blockIdx.x);
-  const ColumnRange live = live_columns(arguments, blockIdx.x, place);
-  const Extent extent = make_extent(live, arguments.columns, start, kLength);
-  const char* x = arguments.x + place.input + start * kBytesOf<kElement>;
-  const char* mask = arguments.mask + place.second + start * arguments.mask_column_stride;
-  char* y = arguments.y + place.output + start * kBytesOf<kElement>;
-
-  Real score[kVectors][kCount];
-  load_scores<Cache::stream, kElement, kMask>(score, x, mask, arguments.mask_column_stride,
-                                              static_cast<Real>(arguments.scale), extent, lane);
+  RowScores scores;
+  const char* mask = arguments.mask + segment.place.second + segment.start * arguments.mask_column_stride;
+  load_scores<Cache::stream, kWhole>(scores, arguments, arguments.x + segment.place.input + bytes, mask, segment.extent,
+                                     segment.lane);
 
   // Exponentials against the warp's own maximum first, so that the block meets only once.
-  const Real maximum = warp_max(largest(score));
-  const Real sum = warp_sum(exponentiate(score, maximum));
-  const Totals<Real> totals = block_totals(maximum, sum);
-  Chunk<16> result[kVectors];
-  normalize<kElement>(result, score, rescale(totals.normalizer, maximum, totals.maximum));
-  store_vectors<kWarpLanes, kBytesOf<kElement>>(y, result, extent, lane);
+  const Real maximum = RowScores::maximum_of(warp_reduce(scores.largest(), RowScores::larger));
+  const Real sum = warp_sum(scores.exponentiate(maximum, exponent, segment.extent, segment.lane));
+  const Totals<Real> totals = segment.team.totals(maximum, sum, exponent);
+  Chunk<16> result[kBlockVectors];
+  scores.normalize(result, exponent.rescale(totals.normalizer, maximum, totals.maximum));
+  store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(arguments.y + segment.place.output + bytes, result,
+                                                        segment.extent, segment.lane);
 }
 
-template <Element kElement, int kVectors>
-__global__ void __launch_bounds__(block_row_threads(kVectors))
+template <Element kElement, bool kWhole>
+__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
     block_row_backward(const __grid_constant__ BackwardArguments arguments) {
   using Real = Accumulate<kElement>;
-  constexpr int kBytes = kBytesOf<kElement>;
-  constexpr int kLength = kWarpLanes * kVectors * kCountOf<kElement>;
-  const int lane = threadIdx.x % kWarpLanes;
-  const int start = static_cast<int>(threadIdx.x / kWarpLanes) * kLength;
+  const BlockSegment<kElement> segment(arguments);
+  const int bytes = segment.start * kBytesOf<kElement>;
 
-  const RowPlace place = arguments.rows.locate(blockIdx.x);
-  const ColumnRange live = live_columns(arguments, blockIdx.x, place);
-  const Extent extent = make_extent(live, arguments.columns, start, kLength);
-  const char* grad = arguments.grad + place.second + (arguments.grad_expanded ? 0 : start * kBytes);
-
-  RawGradients<kElement, kWarpLanes, kVectors> raw;
-  raw.template load<Cache::stream>(arguments.y + place.input + start * kBytes, grad, arguments.grad_expanded, extent,
-                                   lane);
+  RawGradients<kElement, kWarpLanes, kBlockVectors, kWhole> raw;
+  raw.template load<Cache::stream>(arguments, arguments.y + segment.place.input + bytes,
+                                   arguments.grad + segment.place.second + (arguments.grad_expanded ? 0 : bytes),
+                                   segment.extent, segment.lane);
+  keep_loads_together();
+  raw.settle(segment.extent, segment.lane);
   Real dot = 0;
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) dot = add(dot, raw.dot(k, extent, lane));
+  for (int k = 0; k < kBlockVectors; ++k) dot = add(dot, raw.dot(k));
   raw.keep_packed();
-  dot = block_sum(warp_sum(dot));
-  Chunk<16> result[kVectors];
+  dot = segment.team.sum(warp_sum(dot));
+  Chunk<16> result[kBlockVectors];
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    result[k] = raw.result(k, dot, static_cast<Real>(arguments.scale), extent, lane);
-  }
-  store_vectors<kWarpLanes, kBytes>(arguments.dx + place.output + start * kBytes, result, extent, lane);
+  for (int k = 0; k < kBlockVectors; ++k) result[k] = raw.result(k, dot, scale_of<Real>(arguments));
+  store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(arguments.dx + segment.place.output + bytes, result,
+                                                        segment.extent, segment.lane);
 }
 
 }  // namespace sms::cuda

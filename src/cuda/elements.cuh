@@ -100,4 +100,75 @@ __device__ __forceinline__ Chunk<16> pack(const Accumulate<kElement> (&value)[kC
   return chunk;
 }
 
+// -inf in both elements of a pair.
+template <Element kElement>
+inline constexpr uint32_t kNegativeInfinityPair = kElement == Element::float16 ? 0xfc00fc00u : 0xff80ff80u;
+
+template <Element kElement>
+__device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& high) {
+  if constexpr (kElement == Element::float16) {
+    unpack_float16(pair, low, high);
+  } else {
+    unpack_bfloat16(pair, low, high);
+  }
+}
+
+// The larger of two pairs, element by element; a NaN gives way to a number.
+template <Element kElement>
+__device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  uint32_t pair;
+  if constexpr (kElement == Element::float16) {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  } else {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  }
+  return pair;
+#else
+  float a_low, a_high, b_low, b_high;
+  unpack_pair<kElement>(a, a_low, a_high);
+  unpack_pair<kElement>(b, b_low, b_high);
+  const float low = fmax(a_low, b_low);
+  const float high = fmax(a_high, b_high);
+  return kElement == Element::float16 ? pack_float16(low, high) : pack_bfloat16(low, high);
+#endif
+}
+
+// Four bytes of copies of a sign bit of `word` each: byte n of the result has that of byte (nibble n of kBytes) - 8.
+template <uint32_t kBytes>
+__device__ __forceinline__ uint32_t spread_signs(uint32_t word) {
+  uint32_t spread;
+#if defined(__CUDA_ARCH__)
+  // The intrinsic for prmt ignores the bit that asks for signs.
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(spread) : "r"(word), "n"(kBytes));
+#else
+  spread = 0;
+  for (int n = 0; n < 4; ++n) {
+    const uint32_t sign = word >> (8 * ((kBytes >> (4 * n)) - 8 & 3) + 7) & 1;
+    spread |= (sign ? 0xffu : 0u) << (8 * n);
+  }
+#endif
+  return spread;
+}
+
+// All bits of each half that has one of its lower 15 bits set: elements of a 16-bit pair that are not zero.
+__device__ __forceinline__ uint32_t nonzero_halves(uint32_t pair) {
+  return spread_signs<0xbb99>((pair & 0x7fff7fffu) + 0x7fff7fffu);
+}
+
+// All bits of each half whose byte of `bytes` is not zero: bytes 0 and 1, or 2 and 3.
+template <int kPair>
+__device__ __forceinline__ uint32_t halves_of_bytes(uint32_t bytes) {
+  return spread_signs<kPair == 0 ? 0x9988 : 0xbbaa>(((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes);
+}
+
+// 0 * element of a pair: 0, or NaN for infinities and NaN.
+template <Element kElement>
+__device__ __forceinline__ uint32_t zero_or_nan(uint32_t pair) {
+  const uint32_t exponent = kElement == Element::float16 ? 0x7c007c00u : 0x7f807f80u;
+  // A carry into the sign bit of its half where all bits of the exponent are set.
+  const uint32_t lowest = kElement == Element::float16 ? 0x04000400u : 0x00800080u;
+  return spread_signs<0xbb99>((pair & exponent) + lowest) & 0x7fff7fffu;
+}
+
 }  // namespace sms::cuda

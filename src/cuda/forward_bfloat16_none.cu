@@ -3,7 +3,7 @@
 
 namespace sms::cuda {
 
-template cudaError_t launch_forward<Element::bfloat16, MaskKind::none>(const Plan&, const ForwardArguments&,
+template cudaError_t launch_forward<Element::bfloat16, MaskKind::none>(const Plan&, bool, const ForwardArguments&,
     cudaStream_t);
 
 }  // namespace sms::cuda

@@ -3,7 +3,7 @@
 
 namespace sms::cuda {
 
-template cudaError_t launch_forward<Element::float16, MaskKind::float32>(const Plan&, const ForwardArguments&,
+template cudaError_t launch_forward<Element::float16, MaskKind::float32>(const Plan&, bool, const ForwardArguments&,
     cudaStream_t);
 
 }  // namespace sms::cuda

@@ -3,7 +3,7 @@
 
 namespace sms::cuda {
 
-template cudaError_t launch_forward<Element::float64, MaskKind::boolean>(const Plan&, const ForwardArguments&,
+template cudaError_t launch_forward<Element::float64, MaskKind::boolean>(const Plan&, bool, const ForwardArguments&,
     cudaStream_t);
 
 }  // namespace sms::cuda

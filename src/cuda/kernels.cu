@@ -7,20 +7,42 @@
 namespace sms::cuda {
 namespace {
 
+// The bytes that the rows of an operand cover; a negative column stride reaches down from there.
+Span span_of(const void* base, const Rows& rows, Operand operand, int64_t bytes, int64_t columns,
+             int64_t column_stride) {
+  int64_t low = std::min<int64_t>(0, (columns - 1) * column_stride) * bytes;
+  int64_t high = (std::max<int64_t>(0, (columns - 1) * column_stride) + 1) * bytes;
+  for (int d = 0; d < rows.dims; ++d) {
+    const int64_t reach = (rows.dim[d].size - 1) * rows.dim[d].stride[operand] * bytes;
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto address = reinterpret_cast<uintptr_t>(base);
+  return {address + low, address + high};
+}
+
+// Whether every row of an operand is whole vectors: `columns` of them, `per_vector` a vector, each of `bytes`.
+bool whole_rows(const void* base, const Rows& rows, Operand operand, int64_t bytes, int64_t columns,
+                int64_t per_vector) {
+  const int64_t boundary = std::min<int64_t>(kVectorBytes, bytes * per_vector);
+  bool whole = columns % per_vector == 0 && reinterpret_cast<uintptr_t>(base) % boundary == 0;
+  for (int d = 0; d < rows.dims; ++d) whole = whole && rows.dim[d].stride[operand] * bytes % boundary == 0;
+  return whole;
+}
+
 template <MaskKind kMask>
-cudaError_t dispatch_forward(Element element, const Plan& plan, const ForwardArguments& arguments,
+cudaError_t dispatch_forward(Element element, const Plan& plan, bool whole, const ForwardArguments& arguments,
                              cudaStream_t stream) {
   switch (element) {
-    case Element::float16: return launch_forward<Element::float16, kMask>(plan, arguments, stream);
-    case Element::bfloat16: return launch_forward<Element::bfloat16, kMask>(plan, arguments, stream);
+    case Element::float16: return launch_forward<Element::float16, kMask>(plan, whole, arguments, stream);
+    case Element::bfloat16: return launch_forward<Element::bfloat16, kMask>(plan, whole, arguments, stream);
     case Element::float32:
       if constexpr (compiled(Direction::forward, Element::float32, kMask)) {
-        return launch_forward<Element::float32, kMask>(plan, arguments, stream);
+        return launch_forward<Element::float32, kMask>(plan, whole, arguments, stream);
       }
       break;
     case Element::float64:
       if constexpr (compiled(Direction::forward, Element::float64, kMask)) {
-        return launch_forward<Element::float64, kMask>(plan, arguments, stream);
+        return launch_forward<Element::float64, kMask>(plan, whole, arguments, stream);
       }
       break;
   }
@@ -31,22 +53,35 @@ cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStre
   const int bytes = element_bytes(piece.element);
   const int mask_bytes = mask_element_bytes(piece.mask_kind, piece.element);
   ForwardArguments arguments{};
-  arguments.rows = make_row_map(piece.rows, bytes, mask_bytes, bytes);
+  arguments.rows = make_row_map(piece.rows, bytes, mask_bytes, bytes, plan.rows_per_block());
   arguments.x = static_cast<const char*>(piece.x);
   arguments.mask = static_cast<const char*>(piece.mask);
   arguments.y = static_cast<char*>(piece.y);
   arguments.columns = piece.columns;
+  arguments.block_columns = plan.block_columns;
+  arguments.shared_second = static_cast<int>(shared_operand_bytes(plan.block_columns, bytes));
   arguments.mask_column_stride = piece.mask == nullptr ? 0 : piece.mask_column_stride * mask_bytes;
   arguments.band = piece.band;
+  arguments.near = near_band(piece.band);
   arguments.key_lengths =
       make_row_values(piece.rows, piece.key_lengths, kBatch, key_length_bytes(piece.key_lengths_64));
   arguments.key_lengths_64 = piece.key_lengths_64;
-  arguments.scale = piece.scale;
+  arguments.packed = packed_scale(piece.scale);
+  arguments.scale = static_cast<float>(piece.scale);
+  arguments.scale64 = piece.scale;
+  arguments.x_span = span_of(piece.x, piece.rows, kInput, bytes, piece.columns, 1);
+  bool whole = whole_rows(piece.x, piece.rows, kInput, bytes, piece.columns, kVectorBytes / bytes) &&
+               whole_rows(piece.y, piece.rows, kOutput, bytes, piece.columns, kVectorBytes / bytes);
+  if (piece.mask_kind != MaskKind::none) {
+    arguments.mask_span = span_of(piece.mask, piece.rows, kSecond, mask_bytes, piece.columns, piece.mask_column_stride);
+    whole = whole && piece.mask_column_stride == 1 &&
+            whole_rows(piece.mask, piece.rows, kSecond, mask_bytes, piece.columns, kVectorBytes / bytes);
+  }
   switch (piece.mask_kind) {
-    case MaskKind::none: return dispatch_forward<MaskKind::none>(piece.element, plan, arguments, stream);
-    case MaskKind::boolean: return dispatch_forward<MaskKind::boolean>(piece.element, plan, arguments, stream);
-    case MaskKind::same: return dispatch_forward<MaskKind::same>(piece.element, plan, arguments, stream);
-    case MaskKind::float32: return dispatch_forward<MaskKind::float32>(piece.element, plan, arguments, stream);
+    case MaskKind::none: return dispatch_forward<MaskKind::none>(piece.element, plan, whole, arguments, stream);
+    case MaskKind::boolean: return dispatch_forward<MaskKind::boolean>(piece.element, plan, whole, arguments, stream);
+    case MaskKind::same: return dispatch_forward<MaskKind::same>(piece.element, plan, whole, arguments, stream);
+    case MaskKind::float32: return dispatch_forward<MaskKind::float32>(piece.element, plan, whole, arguments, stream);
   }
   return cudaErrorInvalidValue;
 }
@@ -54,22 +89,33 @@ cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStre
 cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStream_t stream) {
   const int bytes = element_bytes(piece.element);
   BackwardArguments arguments{};
-  arguments.rows = make_row_map(piece.rows, bytes, bytes, bytes);
+  arguments.rows = make_row_map(piece.rows, bytes, bytes, bytes, plan.rows_per_block());
   arguments.y = static_cast<const char*>(piece.y);
   arguments.grad = static_cast<const char*>(piece.grad);
   arguments.dx = static_cast<char*>(piece.dx);
   arguments.columns = piece.columns;
+  arguments.block_columns = plan.block_columns;
+  arguments.shared_second = static_cast<int>(shared_operand_bytes(plan.block_columns, bytes));
   arguments.grad_expanded = piece.grad_column_stride == 0;
   arguments.band = piece.band;
+  arguments.near = near_band(piece.band);
   arguments.key_lengths =
       make_row_values(piece.rows, piece.key_lengths, kBatch, key_length_bytes(piece.key_lengths_64));
   arguments.key_lengths_64 = piece.key_lengths_64;
-  arguments.scale = piece.scale;
+  arguments.scale = static_cast<float>(piece.scale);
+  arguments.scale64 = piece.scale;
+  arguments.y_span = span_of(piece.y, piece.rows, kInput, bytes, piece.columns, 1);
+  arguments.grad_span = span_of(piece.grad, piece.rows, kSecond, bytes, piece.columns, piece.grad_column_stride);
+  const int64_t per_vector = kVectorBytes / bytes;
+  const bool whole = piece.grad_column_stride == 1 &&
+                     whole_rows(piece.y, piece.rows, kInput, bytes, piece.columns, per_vector) &&
+                     whole_rows(piece.grad, piece.rows, kSecond, bytes, piece.columns, per_vector) &&
+                     whole_rows(piece.dx, piece.rows, kOutput, bytes, piece.columns, per_vector);
   switch (piece.element) {
-    case Element::float16: return launch_backward<Element::float16>(plan, arguments, stream);
-    case Element::bfloat16: return launch_backward<Element::bfloat16>(plan, arguments, stream);
-    case Element::float32: return launch_backward<Element::float32>(plan, arguments, stream);
-    case Element::float64: return launch_backward<Element::float64>(plan, arguments, stream);
+    case Element::float16: return launch_backward<Element::float16>(plan, whole, arguments, stream);
+    case Element::bfloat16: return launch_backward<Element::bfloat16>(plan, whole, arguments, stream);
+    case Element::float32: return launch_backward<Element::float32>(plan, whole, arguments, stream);
+    case Element::float64: return launch_backward<Element::float64>(plan, whole, arguments, stream);
   }
   return cudaErrorInvalidValue;
 }

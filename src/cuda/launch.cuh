@@ -6,18 +6,36 @@
 
 #include "block_row.cuh"
 #include "launch.h"
+#include "shared_row.cuh"
 #include "stream_row.cuh"
 #include "warp_rows.cuh"
 
 namespace sms::cuda {
 
 template <typename Arguments>
-cudaError_t launch(void (*kernel)(Arguments), const Plan& plan, const Arguments& arguments, cudaStream_t stream) {
-  const uint32_t per_block = static_cast<uint32_t>(plan.rows_per_block());
-  const uint32_t blocks = (arguments.rows.rows - 1) / per_block + 1;
+cudaError_t launch(void (*kernel)(Arguments), const Plan& plan, const Arguments& arguments, int64_t shared_bytes,
+                   cudaStream_t stream) {
+  const auto function = reinterpret_cast<const void*>(kernel);
+  if (shared_bytes > 0) {
+    const cudaError_t status = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                    static_cast<int>(shared_bytes));
+    if (status != cudaSuccess) return status;
+  }
+  const uint32_t blocks = static_cast<uint32_t>(plan.blocks);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(((arguments.rows.rows - 1) / static_cast<uint32_t>(plan.rows_per_block()) + 1) * blocks);
+  config.blockDim = dim3(static_cast<uint32_t>(plan.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = blocks;
+  cluster.val.clusterDim.y = 1;
+  cluster.val.clusterDim.z = 1;
+  config.attrs = &cluster;
+  config.numAttrs = blocks > 1 ? 1 : 0;
   void* parameters[] = {const_cast<Arguments*>(&arguments)};
-  const uint32_t threads = static_cast<uint32_t>(plan.threads);
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(threads), parameters, 0, stream);
+  return cudaLaunchKernelExC(&config, function, parameters);
 }
 
 // Calls visit(constant I) for every index I of the shapes that are compiled for the element.
@@ -29,61 +47,72 @@ void for_each_warp_shape(std::index_sequence<I...>, const Visit& visit) {
   (one(std::integral_constant<size_t, I>{}), ...);
 }
 
-template <Element kElement, size_t... I, typename Visit>
-void for_each_block_shape(std::index_sequence<I...>, const Visit& visit) {
-  const auto one = [&](auto index) {
-    if constexpr (compiled(kElement, kBlockShapes[index])) visit(index);
-  };
-  (one(std::integral_constant<size_t, I>{}), ...);
-}
-
-// The kernel of `plan`, null if there is none: warp_rows(I), block_row(I) and stream_row() return kernels.
-template <Element kElement, typename Kernel, typename WarpRows, typename BlockRow>
-Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, const BlockRow& block_row, Kernel stream_row) {
-  Kernel kernel = plan.strategy == Strategy::stream_row ? stream_row : nullptr;
-  if (plan.strategy == Strategy::warp_rows) {
-    for_each_warp_shape<kElement>(std::make_index_sequence<std::size(kWarpShapes)>{}, [&](auto index) {
-      constexpr WarpShape shape = kWarpShapes[index];
-      if (plan.lanes == shape.lanes && plan.vectors == shape.vectors && plan.rows == shape.rows) {
-        kernel = warp_rows(index);
-      }
-    });
-  } else if (plan.strategy == Strategy::block_row) {
-    for_each_block_shape<kElement>(std::make_index_sequence<std::size(kBlockShapes)>{}, [&](auto index) {
-      if (plan.vectors == kBlockShapes[index].vectors) kernel = block_row(index);
-    });
+// The kernel of `plan`, null if there is none; warp_rows(I) is that of shape I.
+template <Element kElement, typename Kernel, typename WarpRows>
+Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, Kernel shared_row, Kernel stream_row) {
+  Kernel kernel = nullptr;
+  switch (plan.strategy) {
+    case Strategy::warp_rows:
+      for_each_warp_shape<kElement>(std::make_index_sequence<std::size(kWarpShapes)>{}, [&](auto index) {
+        constexpr WarpShape shape = kWarpShapes[index];
+        if (plan.lanes == shape.lanes && plan.vectors == shape.vectors && plan.rows == shape.rows) {
+          kernel = warp_rows(index);
+        }
+      });
+      break;
+    case Strategy::block_row: kernel = block_row; break;
+    case Strategy::shared_row: kernel = shared_row; break;
+    case Strategy::stream_row: kernel = stream_row; break;
   }
   return kernel;
 }
 
-template <Element kElement, MaskKind kMask>
-cudaError_t launch_forward(const Plan& plan, const ForwardArguments& arguments, cudaStream_t stream) {
+template <Element kElement, MaskKind kMask, bool kWhole>
+auto forward_kernel(const Plan& plan) {
   using Kernel = void (*)(ForwardArguments);
   const auto warp_rows = [](auto index) -> Kernel {
     constexpr WarpShape shape = kWarpShapes[index];
-    return warp_rows_forward<kElement, kMask, shape.lanes, shape.vectors, shape.rows>;
+    return warp_rows_forward<kElement, kMask, shape.lanes, shape.vectors, shape.rows, kWhole>;
   };
-  const auto block_row = [](auto index) -> Kernel {
-    return block_row_forward<kElement, kMask, kBlockShapes[index].vectors>;
-  };
-  const Kernel stream_row = stream_row_forward<kElement, kMask>;
-  const Kernel kernel = kernel_of<kElement>(plan, warp_rows, block_row, stream_row);
-  return kernel == nullptr ? cudaErrorInvalidDeviceFunction : launch(kernel, plan, arguments, stream);
+  const Kernel block_row = block_row_forward<kElement, kMask, kWhole>;
+  const Kernel shared_row = shared_row_forward<kElement, kMask, kWhole>;
+  const Kernel stream_row = stream_row_forward<kElement, kMask, kWhole>;
+  return kernel_of<kElement>(plan, warp_rows, block_row, shared_row, stream_row);
 }
 
-template <Element kElement>
-cudaError_t launch_backward(const Plan& plan, const BackwardArguments& arguments, cudaStream_t stream) {
+template <Element kElement, bool kWhole>
+auto backward_kernel(const Plan& plan) {
   using Kernel = void (*)(BackwardArguments);
   const auto warp_rows = [](auto index) -> Kernel {
     constexpr WarpShape shape = kWarpShapes[index];
-    return warp_rows_backward<kElement, shape.lanes, shape.vectors, shape.rows>;
+    return warp_rows_backward<kElement, shape.lanes, shape.vectors, shape.rows, kWhole>;
   };
-  const auto block_row = [](auto index) -> Kernel {
-    return block_row_backward<kElement, kBlockShapes[index].vectors>;
-  };
-  const Kernel stream_row = stream_row_backward<kElement>;
-  const Kernel kernel = kernel_of<kElement>(plan, warp_rows, block_row, stream_row);
-  return kernel == nullptr ? cudaErrorInvalidDeviceFunction : launch(kernel, plan, arguments, stream);
+  const Kernel block_row = block_row_backward<kElement, kWhole>;
+  const Kernel shared_row = shared_row_backward<kElement, kWhole>;
+  const Kernel stream_row = stream_row_backward<kElement, kWhole>;
+  return kernel_of<kElement>(plan, warp_rows, block_row, shared_row, stream_row);
+}
+
+template <Element kElement, MaskKind kMask>
+cudaError_t launch_forward(const Plan& plan, bool whole, const ForwardArguments& arguments, cudaStream_t stream) {
+  constexpr bool kWhole = has_whole_kernels(kElement);
+  const auto kernel = kWhole && whole ? forward_kernel<kElement, kMask, kWhole>(plan)
+                                      : forward_kernel<kElement, kMask, false>(plan);
+  if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
+  const bool shared = plan.strategy == Strategy::shared_row;
+  return launch(kernel, plan, arguments,
+                shared ? shared_bytes(Direction::forward, kElement, kMask, plan.block_columns) : 0, stream);
+}
+
+template <Element kElement>
+cudaError_t launch_backward(const Plan& plan, bool whole, const BackwardArguments& arguments, cudaStream_t stream) {
+  constexpr bool kWhole = has_whole_kernels(kElement);
+  const auto kernel = kWhole && whole ? backward_kernel<kElement, kWhole>(plan)
+                                      : backward_kernel<kElement, false>(plan);
+  if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
+  const bool shared = plan.strategy == Strategy::shared_row;
+  return launch(kernel, plan, arguments,
+                shared ? shared_bytes(Direction::backward, kElement, MaskKind::none, plan.block_columns) : 0, stream);
 }
 
 }  // namespace sms::cuda

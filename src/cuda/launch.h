@@ -1,4 +1,5 @@
-// The launches behind kernels.cu, one explicit instantiation a .cu file so that they compile in parallel.
+// The launches behind kernels.cu, one explicit instantiation a .cu file so that they compile in parallel. `whole`:
+// every row of every operand begins on a vector boundary and is a whole number of vectors, with column stride 1.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,9 +10,9 @@
 namespace sms::cuda {
 
 template <Element kElement, MaskKind kMask>
-cudaError_t launch_forward(const Plan& plan, const ForwardArguments& arguments, cudaStream_t stream);
+cudaError_t launch_forward(const Plan& plan, bool whole, const ForwardArguments& arguments, cudaStream_t stream);
 
 template <Element kElement>
-cudaError_t launch_backward(const Plan& plan, const BackwardArguments& arguments, cudaStream_t stream);
+cudaError_t launch_backward(const Plan& plan, bool whole, const BackwardArguments& arguments, cudaStream_t stream);
 
 }  // namespace sms::cuda

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../pieces.h"
 #include "../problem.h"
 
 namespace sms::cuda {
@@ -14,6 +15,7 @@ namespace sms::cuda {
 enum class Strategy : uint8_t {
   warp_rows,   // a warp, or a part of one, holds a row in registers; several rows in flight a lane
   block_row,   // a block holds a row in registers
+  shared_row,  // a block, or a cluster of blocks, holds a row in shared memory
   stream_row,  // a block reads a row twice: once for maximum and sum, once for the result
 };
 
@@ -27,55 +29,75 @@ struct WarpShape {
   int rows;     // in flight a lane: hides the latency of short rows, without effect on the result
 };
 
-// In ascending order of capacity. Measured on an H200 with float16 rows without mask, share of a copy's speed: 8x2
-// with two rows in flight .94 at 128 columns, 16x2 .95 at 256, 32x2 .95 at 512, 32x4 .94 at 1,024; one vector a lane
-// stops at .90. The first two are for rows below 64 bytes, where more lanes would idle: not measured yet.
+// In ascending order of capacity. Measured on an H200 with whole float16 rows without mask, share of a copy's speed:
+// 1x1 .98 at 8 columns, 4x1 .96 at 32, 8x2 .88 at 64 and .97 at 128, 16x2 .97 at 256, 32x2 .97 at 512, 32x4 .97 at
+// 1,024. One vector a lane instead of two stopped at .90.
 inline constexpr WarpShape kWarpShapes[] = {
     {1, 1, 2}, {4, 1, 4}, {8, 2, 2}, {16, 2, 2}, {32, 2, 2}, {32, 4, 1},
 };
 
 inline constexpr int kWarpRowsThreads = 128;
 
-// A shape that block_row is compiled for; the number of warps is a run-time matter, so one kernel serves a range.
-struct BlockShape {
-  int vectors;      // a lane, in registers
-  int max_threads;  // the register budget: 65,536 / max_threads on every architecture
+// Vectors of a lane of block_row. The number of warps is a run-time matter, so one kernel serves a range of lengths.
+// Two of the largest blocks fit a multiprocessor: one reads while the other computes. Measured as above: .99 at 2,048
+// columns, .97 at 4,096, .98 at 8,192, .94 at 16,384 (.73 with 8 vectors a lane and half as many warps, whose registers
+// leave room for half as many rows).
+inline constexpr int kBlockVectors = 4;
+inline constexpr int kBlockThreads = 512;  // at most
+inline constexpr int kBlocksResident = 2;  // the register budget: 65,536 / (512 * 2) on every architecture
+
+// Threads of a block of shared_row, and how many blocks the register budget lets a multiprocessor have. Measured as
+// above: .90 at 32,768 columns, .81 at 65,536 in clusters of two (.74 with 512 threads), .79 at 131,072 in clusters of
+// four. A stream that reads rows twice stops at .61. Up to 16,384 columns registers are faster.
+inline constexpr int kSharedThreads = 256;
+inline constexpr int kSharedResident = 4;
+inline constexpr int kClusterBlocks = 8;  // at most: what every device with clusters can schedule
+
+// Shared memory of a block of shared_row, in bytes.
+struct SharedBudget {
+  int comfortable;  // so that two or three blocks fit a multiprocessor: one reads while the others compute
+  int most;         // that a block can have
 };
 
-// In ascending order of capacity. Measured as above: 128x4 .92 at 4,096 columns, 256x4 .92 at 8,192, 256x8 .93 at
-// 16,384. 512x8 holds 64 floats of a 16-bit row in 128 registers, the most that does not spill.
-inline constexpr BlockShape kBlockShapes[] = {{4, 256}, {8, 512}};
-
-// The largest block of the shape of block_row that holds `vectors` vectors a lane.
-constexpr int block_row_threads(int vectors) {
-  for (const BlockShape& shape : kBlockShapes) {
-    if (shape.vectors == vectors) return shape.max_threads;
-  }
-  return 0;
+// What the CUDA programming guide gives as a multiprocessor's and a block's most, less 1 KB a block for the system;
+// nothing before 8.0, which has no asynchronous copies.
+constexpr SharedBudget shared_budget(int capability) {
+  if (capability < 80) return {0, 0};
+  if (capability == 80 || capability == 87) return {80 << 10, 160 << 10};
+  if (capability < 90 || capability >= 120) return {48 << 10, 96 << 10};
+  return {72 << 10, 224 << 10};
 }
 
-// Vectors of a lane of block_row or stream_row whose loads are in flight together, forward: all that the registers of
-// the largest block allow without spilling. A float32 mask for 16-bit elements takes twice the registers of those.
-template <MaskKind kMask>
-inline constexpr int kVectorsInFlight = kMask == MaskKind::float32 ? 2 : 4;
+// What `columns` elements take in shared memory: at any distance from a 16-byte boundary, with two vectors to spare
+// before and four after for reads that reach past an end.
+constexpr int64_t shared_operand_bytes(int64_t columns, int bytes) {
+  return (columns * bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes + 6 * kVectorBytes;
+}
+
+// Vectors of a lane of block_row or stream_row whose loads are in flight together, forward: all that the
+// registers of the largest block allow without spilling. A float32 mask for 16-bit elements takes twice the registers
+// of those, and so do rows that are realigned.
+template <MaskKind kMask, bool kWhole>
+inline constexpr int kVectorsInFlight = kMask == MaskKind::float32 || (kMask != MaskKind::none && !kWhole) ? 2 : 4;
 
 // stream_row takes 4 vectors a lane at a time, as many as stay in flight in the register budget of 512 threads.
 inline constexpr int kStreamVectors = 4;
 inline constexpr int kStreamThreads = 512;
 
-// What is compiled: float64 rows are rare, so one shape of warp_rows and one of block_row serve them; the other
-// elements get every shape. Masks multiply forward kernels only. Everything else (band, column stride and alignment of
-// operands, number of warps, row dimensions) is decided at run time, uniformly for a warp.
+// What is compiled: float64 rows are rare, so one shape of warp_rows serves them; the other elements get every shape.
+// Masks multiply forward kernels only. Everything else (band, column stride, number of warps, row dimensions) is
+// decided at run time, uniformly for a warp.
 constexpr bool compiled(Element element, const WarpShape& shape) {
   return element != Element::float64 || shape.lanes * shape.vectors == 128;
-}
-constexpr bool compiled(Element element, const BlockShape& shape) {
-  return element != Element::float64 || shape.vectors == 4;
 }
 constexpr bool compiled(Direction direction, Element element, MaskKind mask) {
   if (direction == Direction::backward) return mask == MaskKind::none;
   return mask != MaskKind::float32 || element_bytes(element) == 2;
 }
+
+// Rows that are whole vectors at vector boundaries have kernels of their own, with the same arithmetic and half the
+// instructions (vectors.cuh); not for float64.
+constexpr bool has_whole_kernels(Element element) { return element != Element::float64; }
 
 // All that a choice may depend on.
 struct Question {
@@ -84,45 +106,76 @@ struct Question {
   Element element;
   MaskKind mask;   // none for backward, which never sees the mask
   bool band;       // exclusions by position
-  int capability;  // 10 * major + minor; no threshold depends on it yet
+  int capability;  // 10 * major + minor; decides what fits shared memory
 };
 
 struct Plan {
   Strategy strategy;
-  int lanes;    // that share a row
+  int lanes;    // threads that share a row
   int vectors;  // 16-byte vectors of the row that a lane holds at once
   int rows;     // in flight a lane
-  int threads;  // a block
+  int threads;        // a block
+  int blocks;         // that share a row: a cluster
+  int block_columns;  // of a row that a block of shared_row holds; 0 for the others
 
-  int rows_per_block() const { return strategy == Strategy::warp_rows ? threads / lanes * rows : 1; }
+  int rows_per_block() const { return blocks == 1 ? threads / lanes * rows : 1; }
 };
+
+constexpr int64_t shared_bytes(Direction direction, Element element, MaskKind mask, int64_t columns) {
+  const int second = direction == Direction::backward ? element_bytes(element) : mask_element_bytes(mask, element);
+  return shared_operand_bytes(columns, element_bytes(element)) +
+         (direction == Direction::forward && mask == MaskKind::none ? 0 : shared_operand_bytes(columns, second));
+}
+
+// How many blocks of how many columns hold a row in shared memory; no columns if none can.
+inline Plan choose_shared(const Question& question) {
+  const SharedBudget budget = shared_budget(question.capability);
+  const int most_blocks = question.capability >= 90 ? kClusterBlocks : 1;
+  constexpr int64_t kGrain = 64;  // whole 128-byte lines of every element
+  for (int blocks = 1; blocks <= most_blocks; blocks *= 2) {
+    // As few blocks as are comfortable, or as many as there can be.
+    const int limit = blocks < most_blocks ? budget.comfortable : budget.most;
+    const int64_t columns = ((question.columns - 1) / blocks / kGrain + 1) * kGrain;
+    if (columns <= limit && shared_bytes(question.direction, question.element, question.mask, columns) <= limit) {
+      return {Strategy::shared_row, kSharedThreads * blocks, 1, 1, kSharedThreads, blocks, static_cast<int>(columns)};
+    }
+  }
+  return {};
+}
 
 inline Plan choose(const Question& question) {
   const int per_vector = kVectorBytes / element_bytes(question.element);
   const int64_t vectors = (question.columns - 1) / per_vector + 1;
   for (const WarpShape& shape : kWarpShapes) {
     if (compiled(question.element, shape) && vectors <= shape.lanes * shape.vectors) {
-      return {Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, kWarpRowsThreads};
+      return {Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, kWarpRowsThreads, 1, 0};
     }
   }
-  for (const BlockShape& shape : kBlockShapes) {
-    if (compiled(question.element, shape) && vectors <= int64_t{shape.max_threads} * shape.vectors) {
-      const int64_t per_warp = int64_t{kWarpLanes} * shape.vectors;
-      const int threads = static_cast<int>((vectors - 1) / per_warp + 1) * kWarpLanes;
-      return {Strategy::block_row, threads, shape.vectors, 1, threads};
-    }
+  const int64_t warps = (vectors - 1) / (kWarpLanes * kBlockVectors) + 1;
+  if (warps <= kBlockThreads / kWarpLanes) {
+    const int lanes = static_cast<int>(warps) * kWarpLanes;
+    return {Strategy::block_row, lanes, kBlockVectors, 1, lanes, 1, 0};
   }
-  return {Strategy::stream_row, kStreamThreads, kStreamVectors, 1, kStreamThreads};
+  const Plan shared = choose_shared(question);
+  if (shared.block_columns > 0) return shared;
+  return {Strategy::stream_row, kStreamThreads, kStreamVectors, 1, kStreamThreads, 1, 0};
 }
 
 constexpr const char* name(Strategy strategy) {
-  return strategy == Strategy::warp_rows ? "warp_rows" : strategy == Strategy::block_row ? "block_row" : "stream_row";
+  switch (strategy) {
+    case Strategy::warp_rows: return "warp_rows";
+    case Strategy::block_row: return "block_row";
+    case Strategy::shared_row: return "shared_row";
+    case Strategy::stream_row: return "stream_row";
+  }
+  return "";
 }
 
 inline std::string describe(const Plan& plan) {
   return std::string(name(plan.strategy)) + ": " + std::to_string(plan.lanes) + " lanes a row, " +
          std::to_string(plan.vectors) + " vectors a lane, " + std::to_string(plan.rows) + " rows in flight, " +
-         std::to_string(plan.threads) + " threads";
+         std::to_string(plan.threads) + " threads, " + std::to_string(plan.blocks) +
+         (plan.blocks == 1 ? " block a cluster" : " blocks a cluster");
 }
 
 // One compiled kernel.
@@ -132,8 +185,9 @@ struct Kernel {
   MaskKind mask;
   Strategy strategy;
   int lanes;    // template argument of warp_rows, 0 for the others
-  int vectors;  // template argument
+  int vectors;  // template argument of warp_rows, 0 for the others
   int rows;     // template argument of warp_rows, 0 for the others
+  bool whole;   // template argument
 
   // How the name of its symbol in a cubin begins (Itanium mangling of sms::cuda::<strategy>_<direction><...>).
   std::string symbol_prefix() const {
@@ -145,9 +199,8 @@ struct Kernel {
         std::string(name(strategy)) + (direction == Direction::forward ? "_forward" : "_backward");
     std::string arguments = enumerator("Element", static_cast<int>(element));
     if (direction == Direction::forward) arguments += enumerator("MaskKind", static_cast<int>(mask));
-    if (strategy == Strategy::warp_rows) arguments += integer(lanes);
-    if (strategy != Strategy::stream_row) arguments += integer(vectors);
-    if (strategy == Strategy::warp_rows) arguments += integer(rows);
+    if (strategy == Strategy::warp_rows) arguments += integer(lanes) + integer(vectors) + integer(rows);
+    arguments += whole ? "Lb1E" : "Lb0E";
     return "_ZN3sms4cuda" + std::to_string(function.size()) + function + "I" + arguments + "EE";
   }
 };
@@ -159,15 +212,17 @@ inline std::vector<Kernel> all_kernels() {
     for (const Element element : {Element::float16, Element::bfloat16, Element::float32, Element::float64}) {
       for (const MaskKind mask : {MaskKind::none, MaskKind::boolean, MaskKind::same, MaskKind::float32}) {
         if (!compiled(direction, element, mask)) continue;
-        for (const WarpShape& shape : kWarpShapes) {
-          if (!compiled(element, shape)) continue;
-          kernels.push_back({direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows});
+        for (const bool whole : {false, true}) {
+          if (whole && !has_whole_kernels(element)) continue;
+          for (const WarpShape& shape : kWarpShapes) {
+            if (!compiled(element, shape)) continue;
+            kernels.push_back(
+                {direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, whole});
+          }
+          kernels.push_back({direction, element, mask, Strategy::block_row, 0, 0, 0, whole});
+          kernels.push_back({direction, element, mask, Strategy::shared_row, 0, 0, 0, whole});
+          kernels.push_back({direction, element, mask, Strategy::stream_row, 0, 0, 0, whole});
         }
-        for (const BlockShape& shape : kBlockShapes) {
-          if (!compiled(element, shape)) continue;
-          kernels.push_back({direction, element, mask, Strategy::block_row, 0, shape.vectors, 0});
-        }
-        kernels.push_back({direction, element, mask, Strategy::stream_row, 0, kStreamVectors, 0});
       }
     }
   }

@@ -10,7 +10,7 @@
 namespace sms::cuda {
 
 inline constexpr int kMapDims = 4;
-inline constexpr int64_t kMapRows = INT32_MAX;
+inline constexpr int64_t kMapRows = int64_t{1} << 30;  // sums of a row and a column index fit 32 bits
 
 // Division of n < 2^31 by a constant 1 <= d < 2^31 as a multiplication (Granlund and Montgomery).
 struct Divisor {
@@ -34,7 +34,7 @@ struct RowPlace {
   int64_t input;   // bytes
   int64_t second;  // bytes
   int64_t output;  // bytes
-  int64_t query;   // query index
+  int32_t query;   // query index
 };
 
 // An operand of one number a row.
@@ -46,6 +46,7 @@ struct RowValues {
 struct RowMap {
   uint32_t rows;          // at most kMapRows
   int dims;               // at most kMapDims
+  bool aligned_blocks;    // the rows of a block are neighbours along the innermost dimension
   Divisor size[kMapDims];     // innermost dimension first
   RowPlace stride[kMapDims];  // one step along the dimension
 
@@ -79,24 +80,36 @@ struct RowMap {
         place.input += index * stride[d].input;
         place.second += index * stride[d].second;
         place.output += index * stride[d].output;
-        place.query += index * stride[d].query;
+        place.query += static_cast<int32_t>(index) * stride[d].query;
       }
     }
+    return place;
+  }
+
+  // The row `steps` after the one at `place`, which lies on the same line along the innermost dimension.
+  __device__ __forceinline__ RowPlace along(RowPlace place, uint32_t steps) const {
+    place.input += steps * stride[0].input;
+    place.second += steps * stride[0].second;
+    place.output += steps * stride[0].output;
+    place.query += static_cast<int32_t>(steps) * stride[0].query;
     return place;
   }
 #endif
 };
 
-// The map of `rows` (at most kMapDims dimensions and kMapRows rows), given the bytes of an element of each operand.
-inline RowMap make_row_map(const Rows& rows, int64_t input_bytes, int64_t second_bytes, int64_t output_bytes) {
+// The map of `rows` (at most kMapDims dimensions and kMapRows rows), given the bytes of an element of each operand and
+// the rows of a block.
+inline RowMap make_row_map(const Rows& rows, int64_t input_bytes, int64_t second_bytes, int64_t output_bytes,
+                           int rows_per_block) {
   RowMap map{};
   map.rows = static_cast<uint32_t>(rows.count());
   map.dims = rows.dims;
+  map.aligned_blocks = rows.dims <= 1 || rows.dim[rows.dims - 1].size % rows_per_block == 0;
   for (int d = 0; d < rows.dims; ++d) {
     const RowDim& dim = rows.dim[rows.dims - 1 - d];
     map.size[d] = Divisor(static_cast<uint32_t>(dim.size));
     map.stride[d] = {dim.stride[kInput] * input_bytes, dim.stride[kSecond] * second_bytes,
-                     dim.stride[kOutput] * output_bytes, dim.stride[kQuery]};
+                     dim.stride[kOutput] * output_bytes, static_cast<int32_t>(dim.stride[kQuery])};
   }
   return map;
 }

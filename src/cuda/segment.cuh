@@ -8,90 +8,272 @@
 
 namespace sms::cuda {
 
-// Marks a cell outside the live columns [begin, end) of a vector whose first column is a; most vectors have none.
-template <int kCount, typename Real>
-__device__ __forceinline__ void fill_outside(Real (&value)[kCount], const Extent& extent, int a, Real fill) {
-  if (a < extent.begin || a + kCount > extent.end) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) value[i] = a + i >= extent.begin && a + i < extent.end ? value[i] : fill;
-  }
-}
-
 // Inputs of the forward direction for kVectors vectors of a lane, loaded but not looked at, so that the loads of
 // several vectors and rows are in flight together.
-template <Element kElement, MaskKind kMask, int kLanes, int kVectors>
+template <Element kElement, MaskKind kMask, int kLanes, int kVectors, bool kWhole>
 struct RawScores {
   static constexpr int kCount = kCountOf<kElement>;
   static constexpr int kBytes = kBytesOf<kElement>;
   static constexpr int kMaskBytes = mask_element_bytes(kMask, kElement);
   using Mask = Shape<kMaskBytes, kCount>;
-  using Real = Accumulate<kElement>;
 
   Chunk<16> x[kVectors][1];
   typename Mask::Piece mask[kVectors][Mask::kPieces];
 
   // Vectors first, first + 1, ... of the segment whose column 0 is at `x_base` and `mask_base`.
   template <Cache kCache>
-  __device__ __forceinline__ void load(const char* x_base, const char* mask_base, int64_t mask_column_stride,
+  __device__ __forceinline__ void load(const ForwardArguments& arguments, const char* x_base, const char* mask_base,
                                        const Extent& extent, int first, int lane) {
-    load_vectors<kLanes, kCache, kBytes, kCount>(x, x_base, extent, first, lane);
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(x, x_base, arguments.x_span, extent, first, lane);
     if constexpr (kMask != MaskKind::none) {
-      if (mask_column_stride == kMaskBytes) {
-        load_vectors<kLanes, Cache::keep, kMaskBytes, kCount>(mask, mask_base, extent, first, lane);
+      if (kWhole || arguments.mask_column_stride == kMaskBytes) {
+        load_vectors<kLanes, Cache::keep, kWhole, kMaskBytes, kCount>(mask, mask_base, arguments.mask_span, extent,
+                                                                      first, lane);
       } else {
-        load_strided<kLanes, kMaskBytes, kCount>(mask, mask_base, mask_column_stride, extent, first, lane);
+        load_strided<kLanes, kMaskBytes, kCount>(mask, mask_base, arguments.mask_column_stride, extent, first, lane);
       }
-    }
-  }
-
-  // The scores x * scale + mask, each step rounded; -inf in excluded cells, whatever was there.
-  __device__ __forceinline__ void scores(Real (*score)[kCount], Real scale, const Extent& extent, int first,
-                                         int lane) const {
-    const Extent lane_extent = extent.moved(lane * kCount);
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      Real value[kCount];
-      unpack<kElement>(x[k][0], value);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) value[i] = multiply(value[i], scale);
-      if constexpr (kMask == MaskKind::boolean) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-          const bool excluded = (mask[k][0].word[i / 4] & (0xffu << (8 * (i % 4)))) != 0;
-          value[i] = excluded ? kNegativeInfinity<Real> : value[i];
-        }
-      } else if constexpr (kMask == MaskKind::same) {
-        Real addend[kCount];
-        unpack<kElement>(mask[k][0], addend);
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) value[i] = add(value[i], addend[i]);
-      } else if constexpr (kMask == MaskKind::float32) {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) value[i] = add(value[i], __uint_as_float(mask[k][i / 4].word[i % 4]));
-      }
-      fill_outside(value, lane_extent, (first + k) * kLanes * kCount, kNegativeInfinity<Real>);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) score[k][i] = value[i];
     }
   }
 };
 
-// The scores of all kVectors vectors of a warp's lane, a few vectors in flight at a time.
-template <Cache kCache, Element kElement, MaskKind kMask, int kVectors>
-__device__ __forceinline__ void load_scores(Accumulate<kElement> (&score)[kVectors][kCountOf<kElement>], const char* x,
-                                            const char* mask, int64_t mask_column_stride, Accumulate<kElement> scale,
+// 16-bit scores without a float mask stay packed and unscaled until they are exponentiated (arguments.h).
+template <Element kElement, MaskKind kMask>
+inline constexpr bool kPacked =
+    kBytesOf<kElement> == 2 && (kMask == MaskKind::none || kMask == MaskKind::boolean);
+
+// Exponents of scores, in the unit that they are held in.
+template <typename Real, bool kUnscaled>
+struct Exponents {
+  PackedScale packed;
+
+  // What to subtract for a maximum: 0 for -inf, as finite_shift() says, and NaN where the scaled maximum overflows.
+  __device__ __forceinline__ Real shift(Real maximum) const {
+    if constexpr (kUnscaled) {
+      const float scaled = multiply(maximum, packed.unit);
+      const float shift = scaled == kNegativeInfinity<float> ? 0.0f : maximum;
+      return scaled == -kNegativeInfinity<float> ? scaled - scaled : shift;
+    } else {
+      return finite_shift(maximum);
+    }
+  }
+
+  // exp(score - shift), the shift subtracted before the change of base.
+  __device__ __forceinline__ Real operator()(Real score, Real shift) const {
+    const Real factor = kUnscaled ? static_cast<Real>(packed.factor) : static_cast<Real>(kLog2E);
+    return power_of_two(multiply(add(score, -shift), factor));
+  }
+
+  // A sum of exponentials taken against the maximum `from`, restated against `to` >= `from`. Keeps NaN.
+  __device__ __forceinline__ Real rescale(Real sum, Real from, Real to) const {
+    return multiply(sum, (*this)(from, shift(to)));
+  }
+};
+
+// The scores of kVectors vectors of a lane, then their exponentials. Vectors without a live column cost little.
+template <Element kElement, MaskKind kMask, int kLanes, int kVectors>
+struct Scores {
+  static constexpr int kCount = kCountOf<kElement>;
+  static constexpr bool kIsPacked = kPacked<kElement, kMask>;
+  using Real = Accumulate<kElement>;
+  using Exponent = Exponents<Real, kIsPacked>;
+  // What is compared for the maximum: a pair of elements where they stay packed.
+  using Key = std::conditional_t<kIsPacked, uint32_t, Real>;
+
+  Chunk<16> packed[kIsPacked ? kVectors : 1];
+  Real value[kVectors][kCount];  // scores where they are not packed; then exponentials
+
+  static __device__ __forceinline__ constexpr int column(int k) { return k * kLanes * kCount; }
+
+  // Takes vectors first, first + 1, ... ; excluded cells become -inf, whatever was there.
+  template <int kBatch, bool kWhole>
+  __device__ __forceinline__ void take(const RawScores<kElement, kMask, kLanes, kBatch, kWhole>& raw,
+                                       const ForwardArguments& arguments, const Extent& segment_extent, int first,
+                                       int lane) {
+    const Extent extent = segment_extent.moved(lane * kCount);
+    if constexpr (kIsPacked) {
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) packed[first + k] = raw.x[k][0];
+      if (arguments.packed.zero) {
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+#pragma unroll
+          for (int w = 0; w < 4; ++w) packed[first + k].word[w] = zero_or_nan<kElement>(packed[first + k].word[w]);
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      if constexpr (kIsPacked) {
+        exclude(packed[first + k], raw.mask[k], arguments.packed.flip, extent, column(first + k));
+      } else {
+        take_scaled(value[first + k], raw.x[k][0], raw.mask[k], scale_of<Real>(arguments), extent, column(first + k));
+      }
+    }
+  }
+
+  // The lane's largest score, as far as it is known: a NaN may be lost here, the sum of exponentials keeps it
+  // (row_math.h).
+  __device__ __forceinline__ Key largest() const {
+    Key key = smallest_key();
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      if constexpr (kIsPacked) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) key = larger(key, packed[k].word[w]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) key = larger(key, value[k][i]);
+      }
+    }
+    return key;
+  }
+
+  static __device__ __forceinline__ Key smallest_key() {
+    if constexpr (kIsPacked) {
+      return kNegativeInfinityPair<kElement>;
+    } else {
+      return kNegativeInfinity<Real>;
+    }
+  }
+
+  static __device__ __forceinline__ Key larger(Key a, Key b) {
+    if constexpr (kIsPacked) {
+      return max_pair<kElement>(a, b);
+    } else {
+      return fmax(a, b);
+    }
+  }
+
+  static __device__ __forceinline__ Real maximum_of(Key key) {
+    if constexpr (kIsPacked) {
+      float low, high;
+      unpack_pair<kElement>(key, low, high);
+      return fmax(low, high);
+    } else {
+      return key;
+    }
+  }
+
+  // Turns scores into exponentials against `maximum`, which may be -inf; returns their sum.
+  __device__ __forceinline__ Real exponentiate(Real maximum, const Exponent& exponent, const Extent& segment_extent,
+                                               int lane) {
+    const Extent extent = segment_extent.moved(lane * kCount);
+    const Real shift = exponent.shift(maximum);
+    Real sum = 0;
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      if (!extent.any_live(column(k), kCount)) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) value[k][i] = 0;
+        continue;
+      }
+      if constexpr (kIsPacked) unpack<kElement>(packed[k], value[k]);
+      Real part = 0;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        value[k][i] = exponent(value[k][i], shift);
+        part = add(part, value[k][i]);
+      }
+      sum = add(sum, part);
+    }
+    return sum;
+  }
+
+  // The probabilities as stored: exponentials times the row's factor (NaN in a NaN row, excluded cells included).
+  __device__ __forceinline__ void normalize(Chunk<16> (&result)[kVectors], Real factor) const {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      Real probability[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) probability[i] = multiply(value[k][i], factor);
+      result[k] = pack<kElement>(probability);
+    }
+  }
+
+ private:
+  template <typename Mask>
+  static __device__ __forceinline__ void exclude(Chunk<16>& out, const Mask& mask, uint32_t flip,
+                                                 const Extent& extent, int a) {
+    constexpr uint32_t kExcluded = kNegativeInfinityPair<kElement>;
+    if (!extent.any_live(a, kCount)) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) out.word[w] = kExcluded;
+      return;
+    }
+#pragma unroll
+    for (int w = 0; w < 4; ++w) out.word[w] ^= flip;
+    if constexpr (kMask == MaskKind::boolean) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const uint32_t bytes = mask[0].word[w / 2];
+        const uint32_t excluded = w % 2 == 0 ? halves_of_bytes<0>(bytes) : halves_of_bytes<1>(bytes);
+        out.word[w] = (out.word[w] & ~excluded) | (kExcluded & excluded);
+      }
+    }
+    if (!extent.all_live(a, kCount)) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const uint32_t live = (extent.any_live(a + 2 * w, 1) ? 0x0000ffffu : 0u) |
+                              (extent.any_live(a + 2 * w + 1, 1) ? 0xffff0000u : 0u);
+        out.word[w] = (out.word[w] & live) | (kExcluded & ~live);
+      }
+    }
+  }
+
+  // x * scale + mask.
+  template <typename Mask>
+  static __device__ __forceinline__ void take_scaled(Real (&out)[kCount], const Chunk<16>& x, const Mask& mask,
+                                                     Real scale, const Extent& extent, int a) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) out[i] = kNegativeInfinity<Real>;
+    if (!extent.any_live(a, kCount)) return;
+    unpack<kElement>(x, out);
+    if constexpr (kMask == MaskKind::same || kMask == MaskKind::float32) {
+      Real addend[kCount];
+      if constexpr (kMask == MaskKind::same) {
+        unpack<kElement>(mask[0], addend);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) addend[i] = __uint_as_float(mask[i / 4].word[i % 4]);
+      }
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) out[i] = fma(out[i], scale, addend[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) out[i] = multiply(out[i], scale);
+      if constexpr (kMask == MaskKind::boolean) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+          const bool excluded = (mask[0].word[i / 4] & (0xffu << (8 * (i % 4)))) != 0;
+          out[i] = excluded ? kNegativeInfinity<Real> : out[i];
+        }
+      }
+    }
+    if (!extent.all_live(a, kCount)) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) out[i] = extent.any_live(a + i, 1) ? out[i] : kNegativeInfinity<Real>;
+    }
+  }
+};
+
+// Loads and takes all kVectors vectors of a warp's lane, a few vectors in flight at a time.
+template <Cache kCache, bool kWhole, Element kElement, MaskKind kMask, int kVectors>
+__device__ __forceinline__ void load_scores(Scores<kElement, kMask, kWarpLanes, kVectors>& scores,
+                                            const ForwardArguments& arguments, const char* x, const char* mask,
                                             const Extent& extent, int lane) {
-  constexpr int kBatch = kVectorsInFlight<kMask>;
+  constexpr int kInFlight = kVectorsInFlight<kMask, kWhole>;
+  constexpr int kBatch = kVectors < kInFlight ? kVectors : kInFlight;
 #pragma unroll
   for (int first = 0; first < kVectors; first += kBatch) {
-    RawScores<kElement, kMask, kWarpLanes, kBatch> raw;
-    raw.template load<kCache>(x, mask, mask_column_stride, extent, first, lane);
-    raw.scores(score + first, scale, extent, first, lane);
+    RawScores<kElement, kMask, kWarpLanes, kBatch, kWhole> raw;
+    raw.template load<kCache>(arguments, x, mask, extent, first, lane);
+    keep_loads_together();
+    scores.take(raw, arguments, extent, first, lane);
   }
 }
 
 // Probabilities and their gradients, as loaded.
-template <Element kElement, int kLanes, int kVectors>
+template <Element kElement, int kLanes, int kVectors, bool kWhole>
 struct RawGradients {
   static constexpr int kCount = kCountOf<kElement>;
   static constexpr int kBytes = kBytesOf<kElement>;
@@ -101,14 +283,42 @@ struct RawGradients {
   Chunk<16> grad[kVectors][1];
 
   template <Cache kCache>
-  __device__ __forceinline__ void load(const char* y_base, const char* grad_base, bool grad_expanded,
+  __device__ __forceinline__ void load(const BackwardArguments& arguments, const char* y_base, const char* grad_base,
                                        const Extent& extent, int lane) {
-    load_vectors<kLanes, kCache, kBytes, kCount>(y, y_base, extent, 0, lane);
-    if (grad_expanded) {
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(y, y_base, arguments.y_span, extent, 0, lane);
+    if (!kWhole && arguments.grad_expanded) {
       load_strided<kLanes, kBytes, kCount>(grad, grad_base, 0, extent, 0, lane);
     } else {
-      load_vectors<kLanes, kCache, kBytes, kCount>(grad, grad_base, extent, 0, lane);
+      load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(grad, grad_base, arguments.grad_span, extent, 0, lane);
     }
+  }
+
+  // Makes cells outside the live columns, and gradients where the probability is 0, take no part: to be called once.
+  __device__ __forceinline__ void settle(const Extent& segment_extent, int lane) {
+    const Extent extent = segment_extent.moved(lane * kCount);
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      const int a = k * kLanes * kCount;
+      if (!extent.all_live(a, kCount)) clear_outside(y[k][0], extent, a);
+      if constexpr (kBytes == 2) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) grad[k][0].word[w] &= nonzero_halves(y[k][0].word[w]);
+      }
+    }
+  }
+
+  // This vector's share of sum(grad * y). Cells of probability 0 take no part, whatever their gradient.
+  __device__ __forceinline__ Real dot(int k) const {
+    Real probability[kCount], gradient[kCount];
+    unpack<kElement>(y[k][0], probability);
+    unpack<kElement>(grad[k][0], gradient);
+    Real sum = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const bool out = kBytes != 2 && probability[i] == Real{0};
+      sum = fma(probability[i], out ? Real{0} : gradient[i], sum);
+    }
+    return sum;
   }
 
   // Makes the assembler unpack 16-bit elements again from here on. It would keep the numbers otherwise, at twice the
@@ -126,76 +336,41 @@ struct RawGradients {
     }
   }
 
-  __device__ __forceinline__ void vector(int k, Real (&probability)[kCount], Real (&gradient)[kCount],
-                                         const Extent& extent, int lane) const {
+  // The gradient of the scores: exactly 0 where the probability is, whatever the row's sum holds.
+  __device__ __forceinline__ Chunk<16> result(int k, Real dot, Real scale) const {
+    Real probability[kCount], gradient[kCount];
     unpack<kElement>(y[k][0], probability);
     unpack<kElement>(grad[k][0], gradient);
-    fill_outside(probability, extent.moved(lane * kCount), k * kLanes * kCount, Real{0});
-  }
-
-  // This vector's share of sum(grad * y). Cells of probability 0 take no part, whatever their gradient.
-  __device__ __forceinline__ Real dot(int k, const Extent& extent, int lane) const {
-    Real probability[kCount], gradient[kCount];
-    vector(k, probability, gradient, extent, lane);
-    Real sum = 0;
+    if constexpr (kBytes == 2) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      sum = fma(probability[i], probability[i] == Real{0} ? Real{0} : gradient[i], sum);
+      for (int i = 0; i < kCount; ++i) {
+        gradient[i] = multiply(scale, multiply(probability[i], add(gradient[i], -dot)));
+      }
+      Chunk<16> chunk = pack<kElement>(gradient);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) chunk.word[w] &= nonzero_halves(y[k][0].word[w]);
+      return chunk;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) gradient[i] = score_gradient(probability[i], gradient[i], dot, scale);
+      return pack<kElement>(gradient);
     }
-    return sum;
   }
 
-  __device__ __forceinline__ Chunk<16> result(int k, Real dot, Real scale, const Extent& extent, int lane) const {
-    Real probability[kCount], gradient[kCount];
-    vector(k, probability, gradient, extent, lane);
+ private:
+  // Zeroes the elements outside the live columns of a vector whose first column is a.
+  static __device__ __forceinline__ void clear_outside(Chunk<16>& chunk, const Extent& extent, int a) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) gradient[i] = score_gradient(probability[i], gradient[i], dot, scale);
-    return pack<kElement>(gradient);
+    for (int w = 0; w < 4; ++w) {
+      if constexpr (kBytes == 2) {
+        const uint32_t live = (extent.any_live(a + 2 * w, 1) ? 0x0000ffffu : 0u) |
+                              (extent.any_live(a + 2 * w + 1, 1) ? 0xffff0000u : 0u);
+        chunk.word[w] &= live;
+      } else {
+        chunk.word[w] = extent.any_live(a + w / (kBytes / 4), 1) ? chunk.word[w] : 0u;
+      }
+    }
   }
 };
-
-// The largest of a lane's scores. A NaN may be lost here: the sum of exponentials keeps it (row_math.h).
-template <int kVectors, int kCount, typename Real>
-__device__ __forceinline__ Real largest(const Real (&score)[kVectors][kCount]) {
-  Real maximum = kNegativeInfinity<Real>;
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) maximum = fmax(maximum, score[k][i]);
-  }
-  return maximum;
-}
-
-// Replaces scores by exponentials against `maximum`, which may be -inf; returns their sum.
-template <int kVectors, int kCount, typename Real>
-__device__ __forceinline__ Real exponentiate(Real (&score)[kVectors][kCount], Real maximum) {
-  const Real shift = finite_shift(maximum);
-  Real sum = 0;
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    Real part = 0;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      score[k][i] = exponential(score[k][i], shift);
-      part = add(part, score[k][i]);
-    }
-    sum = add(sum, part);
-  }
-  return sum;
-}
-
-// The probabilities as stored: exponentials times the row's factor (NaN in a NaN row, excluded cells included).
-template <Element kElement, int kVectors>
-__device__ __forceinline__ void normalize(Chunk<16> (&result)[kVectors],
-                                          const Accumulate<kElement> (&exponentials)[kVectors][kCountOf<kElement>],
-                                          Accumulate<kElement> factor) {
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    Accumulate<kElement> value[kCountOf<kElement>];
-#pragma unroll
-    for (int i = 0; i < kCountOf<kElement>; ++i) value[i] = multiply(exponentials[k][i], factor);
-    result[k] = pack<kElement>(value);
-  }
-}
 
 }  // namespace sms::cuda

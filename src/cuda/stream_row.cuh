@@ -5,8 +5,8 @@
 // brings along are shifted out).
 #pragma once
 
-#include "reduce.cuh"
 #include "segment.cuh"
+#include "team.cuh"
 
 namespace sms::cuda {
 
@@ -34,18 +34,19 @@ struct Chunks {
   }
 
   __device__ __forceinline__ Extent extent(int64_t chunk) const {
-    return make_extent(live, columns, start(chunk), kLength);
+    return far_extent(live, columns, start(chunk), kLength);
   }
 };
 
-template <Element kElement, MaskKind kMask>
+template <Element kElement, MaskKind kMask, bool kWhole>
 __global__ void __launch_bounds__(kStreamThreads)
     stream_row_forward(const __grid_constant__ ForwardArguments arguments) {
-  using Real = Accumulate<kElement>;
+  using RowScores = Scores<kElement, kMask, kWarpLanes, kStreamVectors>;
+  using Real = typename RowScores::Real;
   constexpr int kBytes = kBytesOf<kElement>;
   const int lane = threadIdx.x % kWarpLanes;
-  const Real scale = static_cast<Real>(arguments.scale);
   const int64_t mask_stride = arguments.mask_column_stride;
+  const typename RowScores::Exponent exponent{arguments.packed};
 
   const RowPlace place = arguments.rows.locate(blockIdx.x);
   const Chunks<kElement> chunks(live_columns(arguments, blockIdx.x, place), arguments.columns);
@@ -60,46 +61,39 @@ __global__ void __launch_bounds__(kStreamThreads)
     const int64_t start = chunks.start(chunk);
     const Extent extent = chunks.extent(chunk);
     if (extent.begin >= extent.end) continue;
-    Real score[kStreamVectors][kCountOf<kElement>];
-    load_scores<Cache::keep, kElement, kMask>(score, x + start * kBytes, mask + start * mask_stride, mask_stride, scale,
-                                              extent, lane);
-    const Real larger = fmax(maximum, largest(score));
+    RowScores scores;
+    load_scores<Cache::keep, kWhole>(scores, arguments, x + start * kBytes, mask + start * mask_stride, extent, lane);
+    const Real larger = fmax(maximum, RowScores::maximum_of(scores.largest()));
     if (larger > maximum) {
-      sum.sum = rescale(sum.sum, maximum, larger);
-      sum.lost = rescale(sum.lost, maximum, larger);
+      sum.sum = exponent.rescale(sum.sum, maximum, larger);
+      sum.lost = exponent.rescale(sum.lost, maximum, larger);
       maximum = larger;
     }
-    sum += exponentiate(score, maximum);
+    sum += scores.exponentiate(maximum, exponent, extent, lane);
   }
 
   const Real warp_maximum = warp_max(maximum);
-  const Real warp_part = warp_sum(rescale(sum.value(), maximum, warp_maximum));
-  const Totals<Real> totals = block_totals(warp_maximum, warp_part);
+  const Real warp_part = warp_sum(exponent.rescale(sum.value(), maximum, warp_maximum));
+  const Totals<Real> totals = BlockTeam().totals(warp_maximum, warp_part, exponent);
 
 #pragma unroll 1
   for (int64_t chunk = chunks.count - 1; chunk >= 0; --chunk) {
     const int64_t start = chunks.start(chunk);
     const Extent extent = chunks.extent(chunk);
-    if (extent.columns == 0) continue;
-    Real score[kStreamVectors][kCountOf<kElement>];
+    if (extent.last == 0) continue;
+    RowScores scores;
     if (extent.begin < extent.end) {
-      load_scores<Cache::stream, kElement, kMask>(score, x + start * kBytes, mask + start * mask_stride, mask_stride,
-                                                  scale, extent, lane);
-      exponentiate(score, totals.maximum);
-    } else {
-#pragma unroll
-      for (int k = 0; k < kStreamVectors; ++k) {
-#pragma unroll
-        for (int i = 0; i < kCountOf<kElement>; ++i) score[k][i] = 0;
-      }
+      load_scores<Cache::stream, kWhole>(scores, arguments, x + start * kBytes, mask + start * mask_stride, extent,
+                                         lane);
     }
+    scores.exponentiate(totals.maximum, exponent, extent, lane);
     Chunk<16> result[kStreamVectors];
-    normalize<kElement>(result, score, totals.normalizer);
-    store_vectors<kWarpLanes, kBytes>(y + start * kBytes, result, extent, lane);
+    scores.normalize(result, totals.normalizer);
+    store_vectors<kWarpLanes, kWhole, kBytes>(y + start * kBytes, result, extent, lane);
   }
 }
 
-template <Element kElement>
+template <Element kElement, bool kWhole>
 __global__ void __launch_bounds__(kStreamThreads)
     stream_row_backward(const __grid_constant__ BackwardArguments arguments) {
   using Real = Accumulate<kElement>;
@@ -119,31 +113,29 @@ __global__ void __launch_bounds__(kStreamThreads)
     const int64_t start = chunks.start(chunk);
     const Extent extent = chunks.extent(chunk);
     if (extent.begin >= extent.end) continue;
-    RawGradients<kElement, kWarpLanes, kStreamVectors> raw;
-    raw.template load<Cache::keep>(y + start * kBytes, grad + start * grad_stride, arguments.grad_expanded, extent,
-                                   lane);
+    RawGradients<kElement, kWarpLanes, kStreamVectors, kWhole> raw;
+    raw.template load<Cache::keep>(arguments, y + start * kBytes, grad + start * grad_stride, extent, lane);
+    raw.settle(extent, lane);
     Real part = 0;
 #pragma unroll
-    for (int k = 0; k < kStreamVectors; ++k) part = add(part, raw.dot(k, extent, lane));
+    for (int k = 0; k < kStreamVectors; ++k) part = add(part, raw.dot(k));
     sum += part;
   }
 
-  const Real dot = block_sum(warp_sum(sum.value()));
+  const Real dot = BlockTeam().sum(warp_sum(sum.value()));
 
 #pragma unroll 1
   for (int64_t chunk = chunks.count - 1; chunk >= 0; --chunk) {
     const int64_t start = chunks.start(chunk);
     const Extent extent = chunks.extent(chunk);
-    if (extent.columns == 0) continue;
-    RawGradients<kElement, kWarpLanes, kStreamVectors> raw;
-    raw.template load<Cache::stream>(y + start * kBytes, grad + start * grad_stride, arguments.grad_expanded, extent,
-                                     lane);
+    if (extent.last == 0) continue;
+    RawGradients<kElement, kWarpLanes, kStreamVectors, kWhole> raw;
+    raw.template load<Cache::stream>(arguments, y + start * kBytes, grad + start * grad_stride, extent, lane);
+    raw.settle(extent, lane);
     Chunk<16> result[kStreamVectors];
 #pragma unroll
-    for (int k = 0; k < kStreamVectors; ++k) {
-      result[k] = raw.result(k, dot, static_cast<Real>(arguments.scale), extent, lane);
-    }
-    store_vectors<kWarpLanes, kBytes>(dx + start * kBytes, result, extent, lane);
+    for (int k = 0; k < kStreamVectors; ++k) result[k] = raw.result(k, dot, scale_of<Real>(arguments));
+    store_vectors<kWarpLanes, kWhole, kBytes>(dx + start * kBytes, result, extent, lane);
   }
 }
 

@@ -1,15 +1,19 @@
-// Loads and stores of a row's 16-byte vectors at any alignment.
+// Loads and stores of a row's 16-byte vectors.
 //
 // A *segment* is a run of consecutive columns that `lanes` neighbouring lanes of one warp hold together: lane l holds
-// vectors l, l + lanes, l + 2 * lanes, ... of it. Which column lies in which lane depends on the column alone. Where a
-// row does not begin on a vector boundary, a load reads the two aligned vectors that overlap the wanted one (the second
-// comes from L1) and shifts them together; a store sends each lane's end to the lane before it. At the ends of a row,
-// where an aligned vector would reach past it, single elements are moved instead: no byte outside the row is touched.
+// vectors l, l + lanes, l + 2 * lanes, ... of it. Which column lies in which lane depends on the column alone.
+//
+// Where every row is *whole* (it begins on a vector boundary and is a whole number of vectors, for every operand) a
+// vector is one access. Otherwise a load reads the two aligned vectors that overlap the wanted one (the second comes
+// from L1) and shifts them together; a store sends each lane's end to the lane before it. Loads stay inside the bytes
+// of their operand, stores inside the row: single elements are moved at the edges.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "../problem.h"
+#include "arguments.h"
 #include "policy.h"
 
 namespace sms::cuda {
@@ -24,16 +28,41 @@ struct Chunk {
 
 enum class Cache { keep, stream };
 
+// Keeps what was loaded before from being loaded after: the assembler would otherwise move a load behind the first use
+// of another one, to save registers, and the warp would wait for each in turn. Measured on an H200: .75 instead of .90
+// of a copy's speed at 2,048 columns of float16 under a float mask.
+__device__ __forceinline__ void keep_loads_together() { __syncwarp(); }
+
+// In PTX and volatile for the same reason: the compiler moves loads too.
+__device__ __forceinline__ void load_16(uint32_t (&word)[4], const char* address, bool stream) {
+#if defined(__CUDA_ARCH__)
+  if (stream) {
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "l"(address));
+  } else {
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "l"(address));
+  }
+#else
+  __builtin_memcpy(word, address, 16);
+#endif
+}
+
+// The address as a value of its own: the compiler would otherwise add its parts again for every access.
+__device__ __forceinline__ const char* one_address(const char* address) {
+#if defined(__CUDA_ARCH__)
+  asm("" : "+l"(address));
+#endif
+  return address;
+}
+
 template <int kBytes, Cache kCache>
 __device__ __forceinline__ Chunk<kBytes> load_aligned(const char* address) {
   Chunk<kBytes> chunk;
   if constexpr (kBytes == 16) {
-    const uint4* source = reinterpret_cast<const uint4*>(address);
-    const uint4 value = kCache == Cache::stream ? __ldcs(source) : *source;
-    chunk.word[0] = value.x;
-    chunk.word[1] = value.y;
-    chunk.word[2] = value.z;
-    chunk.word[3] = value.w;
+    load_16(chunk.word, address, kCache == Cache::stream);
   } else if constexpr (kBytes == 8) {
     const uint2 value = *reinterpret_cast<const uint2*>(address);
     chunk.word[0] = value.x;
@@ -49,37 +78,68 @@ __device__ __forceinline__ Chunk<kBytes> load_aligned(const char* address) {
 }
 
 __device__ __forceinline__ void store_aligned(char* address, const Chunk<16>& chunk) {
-  __stcs(reinterpret_cast<uint4*>(address), make_uint4(chunk.word[0], chunk.word[1], chunk.word[2], chunk.word[3]));
+#if defined(__CUDA_ARCH__)
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(chunk.word[0]), "r"(chunk.word[1]),
+               "r"(chunk.word[2]), "r"(chunk.word[3])
+               : "memory");
+#else
+  __builtin_memcpy(address, chunk.word, 16);
+#endif
 }
 
-// Bytes [shift, shift + kBytes) of `low` followed by `high`; 0 <= shift < kBytes, a multiple of kElementBytes.
-template <int kElementBytes, int kBytes>
-__device__ __forceinline__ Chunk<kBytes> realign(const Chunk<kBytes>& low, const Chunk<kBytes>& high, int shift) {
+// Bytes [shift, shift + kBytes) of `low` followed by `high`, where shift = 4 * kWordShift + bits / 8.
+template <int kElementBytes, int kWordShift, int kBytes>
+__device__ __forceinline__ Chunk<kBytes> realign_words(const Chunk<kBytes>& low, const Chunk<kBytes>& high, int bits) {
+  constexpr int kWords = kBytes / 4;
+  const auto word = [&](int w) { return w < kWords ? low.word[w] : high.word[w - kWords]; };
   Chunk<kBytes> result;
-  if constexpr (kBytes < 4) {
-    result.word[0] = ((low.word[0] | (high.word[0] << (8 * kBytes))) >> (8 * shift)) & ((1u << (8 * kBytes)) - 1);
-  } else {
-    constexpr int kWords = kBytes / 4;
-    uint32_t word[2 * kWords];
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      word[w] = low.word[w];
-      word[kWords + w] = high.word[w];
-    }
-#pragma unroll
-    for (int step = kWords / 2; step >= 1; step /= 2) {
-      if (4 * step >= kElementBytes) {
-        const bool move = (shift & (4 * step)) != 0;
-#pragma unroll
-        for (int w = 0; w + step < 2 * kWords; ++w) word[w] = move ? word[w + step] : word[w];
-      }
-    }
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      result.word[w] = kElementBytes < 4 ? __funnelshift_r(word[w], word[w + 1], 8 * (shift & 3)) : word[w];
-    }
+  for (int w = 0; w < kWords; ++w) {
+    const int from = w + kWordShift;
+    result.word[w] = kElementBytes < 4 && from + 1 < 2 * kWords ? __funnelshift_r(word(from), word(from + 1), bits)
+                                                                : word(from);
   }
   return result;
+}
+
+// Calls run(constant word shift) for the word shift of `shift` bytes: all vectors of a row share it, so that a warp
+// that holds one row takes one way.
+template <int kBytes, typename Run>
+__device__ __forceinline__ void with_word_shift(int shift, const Run& run) {
+  const int words = shift / 4;
+  if constexpr (kBytes == 16) {
+    if (words >= 2) {
+      if (words == 3) {
+        run(std::integral_constant<int, 3>{});
+      } else {
+        run(std::integral_constant<int, 2>{});
+      }
+      return;
+    }
+  }
+  if constexpr (kBytes >= 8) {
+    if (words == 1) {
+      run(std::integral_constant<int, 1>{});
+      return;
+    }
+  }
+  run(std::integral_constant<int, 0>{});
+}
+
+// The same for one pair of chunks, 0 <= shift < kBytes, a multiple of kElementBytes.
+template <int kElementBytes, int kBytes>
+__device__ __forceinline__ Chunk<kBytes> realign(const Chunk<kBytes>& low, const Chunk<kBytes>& high, int shift) {
+  if constexpr (kBytes < 4) {
+    Chunk<kBytes> result;
+    result.word[0] = ((low.word[0] | (high.word[0] << (8 * kBytes))) >> (8 * shift)) & ((1u << (8 * kBytes)) - 1);
+    return result;
+  } else {
+    Chunk<kBytes> result;
+    with_word_shift<kBytes>(shift, [&](auto word_shift) {
+      result = realign_words<kElementBytes, word_shift>(low, high, 8 * (shift & 3));
+    });
+    return result;
+  }
 }
 
 // Element `index` (known at compile time after unrolling) of a chunk that is still zero there.
@@ -106,6 +166,19 @@ __device__ __forceinline__ void store_element(char* address, const Chunk<16>& ch
   }
 }
 
+template <int kElementBytes>
+__device__ __forceinline__ void store_element(char* address, const Chunk<kElementBytes>& element) {
+  if constexpr (kElementBytes == 8) {
+    *reinterpret_cast<uint2*>(address) = make_uint2(element.word[0], element.word[1]);
+  } else if constexpr (kElementBytes == 4) {
+    *reinterpret_cast<uint32_t*>(address) = element.word[0];
+  } else if constexpr (kElementBytes == 2) {
+    *reinterpret_cast<uint16_t*>(address) = static_cast<uint16_t>(element.word[0]);
+  } else {
+    *reinterpret_cast<uint8_t*>(address) = static_cast<uint8_t>(element.word[0]);
+  }
+}
+
 // The whole chunk filled with the element at `address`.
 template <int kElementBytes, int kBytes>
 __device__ __forceinline__ Chunk<kBytes> load_filled(const char* address) {
@@ -123,27 +196,48 @@ __device__ __forceinline__ Chunk<kBytes> load_filled(const char* address) {
   return chunk;
 }
 
-// What of a segment exists, in columns relative to its first (or, moved(), to the first of a lane).
+// What of a segment exists, in columns relative to its first (or, moved(), to the first of a lane). Numbers far outside
+// the segment may be cut short.
 struct Extent {
-  int before;   // minus the number of columns of the row before the segment, as far as a load may reach
-  int columns;  // of the row from the segment on, as far as a load may reach
-  int begin;    // live columns are [begin, end), inside the segment
+  int first;  // the row's first column, 0 or negative
+  int last;   // one past the row's last column
+  int begin;  // live columns are [begin, end)
   int end;
 
   // Relative to a later column: the columns of a lane's vectors are compile-time constants then.
   __device__ __forceinline__ Extent moved(int columns_on) const {
-    return {before - columns_on, columns - columns_on, begin - columns_on, end - columns_on};
+    return {first - columns_on, last - columns_on, begin - columns_on, end - columns_on};
+  }
+
+  // Whether any of the `count` columns from `column` on is live; whether all are.
+  __device__ __forceinline__ bool any_live(int column, int count) const {
+    return column < end && column + count > begin;
+  }
+  __device__ __forceinline__ bool all_live(int column, int count) const {
+    return column >= begin && column + count <= end;
   }
 };
 
+// The segment that begins at column `start` of a row held in registers; of a row of no columns if it does not exist.
+template <typename Arguments>
+__device__ __forceinline__ Extent near_extent(const Arguments& arguments, uint32_t row, const RowPlace& place,
+                                              bool exists, int start) {
+  const int columns = exists ? static_cast<int>(arguments.columns) : 0;
+  int end = min(place.query + arguments.near.end, columns);
+  if (arguments.key_lengths.data != nullptr && exists) {
+    end = static_cast<int>(shortened({0, end}, key_length(arguments, row)).end);
+  }
+  return {-start, columns - start, max(place.query + arguments.near.begin, 0) - start, end - start};
+}
+
 inline constexpr int kReach = 16;  // no load reaches further past a segment, in elements
 
-// The segment of `length` columns that begins at column `start` of a row. A row with no columns has no bytes at all.
-__device__ __forceinline__ Extent make_extent(const ColumnRange& live, int64_t columns, int64_t start, int length) {
+// The segment of `length` columns that begins at column `start` of a row of any length.
+__device__ __forceinline__ Extent far_extent(const ColumnRange& live, int64_t columns, int64_t start, int length) {
   const auto clip = [](int64_t value, int limit) {
     return static_cast<int>(value < 0 ? 0 : value < limit ? value : limit);
   };
-  return {start > 0 ? -kReach : 0, clip(columns - start, length + kReach), clip(live.begin - start, length),
+  return {-clip(start, kReach), clip(columns - start, length + kReach), clip(live.begin - start, length),
           clip(live.end - start, length)};
 }
 
@@ -159,34 +253,63 @@ struct Shape {
 
 // Loads vectors first, first + 1, ... (in steps of kLanes) of a segment whose column 0 is at `base`. Vectors without a
 // live column are not read and stay zero; cells outside the live columns hold anything.
-template <int kLanes, Cache kCache, int kElementBytes, int kCount, int kVectors,
+template <int kLanes, Cache kCache, bool kWhole, int kElementBytes, int kCount, int kVectors,
           typename S = Shape<kElementBytes, kCount>>
 __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][S::kPieces], const char* segment_base,
-                                             const Extent& segment_extent, int first, int lane) {
+                                             const Span& span, const Extent& segment_extent, int first, int lane) {
   constexpr int kPieceCount = S::kPieceCount;
   constexpr int kChunkBytes = S::kChunkBytes;
-  const char* base = segment_base + lane * S::kBytes;
+  const char* base = one_address(segment_base + lane * S::kBytes);
   const Extent extent = segment_extent.moved(lane * kCount);
   const auto column = [&](int k, int p) { return (first + k) * kLanes * kCount + p * kPieceCount; };
-  const auto live = [&](int a) { return a < extent.end && a + kPieceCount > extent.begin; };
-  const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(base) % kChunkBytes);
-  const int shift_count = shift / kElementBytes;
-  bool edge = false;
-  if (shift == 0) {
+  const auto load_shifted_by_none = [&](auto cache) {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
 #pragma unroll
       for (int p = 0; p < S::kPieces; ++p) {
         const int a = column(k, p);
-        const bool inside = a + kPieceCount <= extent.columns;
         out[k][p] = typename S::Piece{};
-        if (live(a) && inside) out[k][p] = load_aligned<kChunkBytes, kCache>(base + a * kElementBytes);
-        edge = edge || (live(a) && !inside);
+        if (extent.any_live(a, kPieceCount)) {
+          out[k][p] = load_aligned<kChunkBytes, decltype(cache)::value>(base + a * kElementBytes);
+        }
       }
     }
-  } else {
+  };
+  if constexpr (kWhole) {
+    load_shifted_by_none(std::integral_constant<Cache, kCache>{});
+    return;
+  }
+  const uintptr_t address = reinterpret_cast<uintptr_t>(base);
+  const uintptr_t row_begin = address + extent.first * kElementBytes;
+  const uintptr_t row_end = address + extent.last * kElementBytes;
+  const uintptr_t mask = kChunkBytes - 1;
+  const bool inside = (row_begin & ~mask) >= span.low && ((row_end + mask) & ~mask) <= span.high;
+  const int shift = static_cast<int>(address & mask);
+  if (!inside) {
+    // A row at an edge of its operand, where an aligned vector may reach past it.
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+#pragma unroll
+      for (int p = 0; p < S::kPieces; ++p) {
+        const int a = column(k, p);
+        out[k][p] = typename S::Piece{};
+        if (extent.any_live(a, kPieceCount)) {
+#pragma unroll
+          for (int i = 0; i < kPieceCount; ++i) {
+            if (extent.any_live(a + i, 1)) {
+              load_element<kElementBytes>(out[k][p], i, base + (a + i) * kElementBytes);
+            }
+          }
+        }
+      }
+    }
+  } else if (shift == 0) {
+    load_shifted_by_none(std::integral_constant<Cache, kCache>{});
+  } else if constexpr (kChunkBytes > kElementBytes) {
     // A few at a time: each takes twice its registers until it is shifted.
     constexpr int kBatch = kVectors * S::kPieces <= 4 ? kVectors : 4 / S::kPieces;
+    const int shift_count = shift / kElementBytes;
+    const char* aligned = base - shift;
 #pragma unroll
     for (int start = 0; start < kVectors; start += kBatch) {
       typename S::Piece high[kBatch][S::kPieces];
@@ -195,44 +318,32 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
 #pragma unroll
         for (int p = 0; p < S::kPieces; ++p) {
           const int a = column(start + k, p);
-          const bool inside = a - shift_count >= extent.before && a - shift_count + 2 * kPieceCount <= extent.columns;
           out[start + k][p] = typename S::Piece{};
           high[k][p] = typename S::Piece{};
-          if (live(a) && inside) {
-            const char* address = base + a * kElementBytes - shift;
-            out[start + k][p] = load_aligned<kChunkBytes, Cache::keep>(address);
-            high[k][p] = load_aligned<kChunkBytes, Cache::keep>(address + kChunkBytes);
-          }
-          edge = edge || (live(a) && !inside);
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-#pragma unroll
-        for (int p = 0; p < S::kPieces; ++p) {
-          out[start + k][p] = realign<kElementBytes>(out[start + k][p], high[k][p], shift);
-        }
-      }
-    }
-  }
-  if (edge) {
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-#pragma unroll
-      for (int p = 0; p < S::kPieces; ++p) {
-        const int a = column(k, p);
-        const bool inside = a - shift_count >= extent.before &&
-                            a - shift_count + (shift == 0 ? 1 : 2) * kPieceCount <= extent.columns;
-        if (live(a) && !inside) {
-          out[k][p] = typename S::Piece{};
-#pragma unroll
-          for (int i = 0; i < kPieceCount; ++i) {
-            if (a + i >= extent.begin && a + i < extent.end) {
-              load_element<kElementBytes>(out[k][p], i, base + (a + i) * kElementBytes);
+          if (extent.any_live(a, kPieceCount)) {
+            out[start + k][p] = load_aligned<kChunkBytes, Cache::keep>(aligned + a * kElementBytes);
+            // The row may end before the second vector begins.
+            if (a + kPieceCount - shift_count < extent.last) {
+              high[k][p] = load_aligned<kChunkBytes, Cache::keep>(aligned + a * kElementBytes + kChunkBytes);
             }
           }
         }
       }
+      const auto shift_all = [&](auto word_shift) {
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+#pragma unroll
+          for (int p = 0; p < S::kPieces; ++p) {
+            if constexpr (kChunkBytes < 4) {
+              out[start + k][p] = realign<kElementBytes>(out[start + k][p], high[k][p], shift);
+            } else {
+              out[start + k][p] =
+                  realign_words<kElementBytes, word_shift>(out[start + k][p], high[k][p], 8 * (shift & 3));
+            }
+          }
+        }
+      };
+      with_word_shift<kChunkBytes>(shift, shift_all);
     }
   }
 }
@@ -264,7 +375,7 @@ __device__ __forceinline__ void load_strided(typename S::Piece (&out)[kVectors][
       const char* address = segment_base + (lane * kCount + a) * column_stride;
 #pragma unroll
       for (int i = 0; i < S::kPieceCount; ++i) {
-        if (a + i >= extent.begin && a + i < extent.end) load_element<kElementBytes>(out[k][p], i, address);
+        if (extent.any_live(a + i, 1)) load_element<kElementBytes>(out[k][p], i, address);
         address += column_stride;
       }
     }
@@ -273,12 +384,12 @@ __device__ __forceinline__ void load_strided(typename S::Piece (&out)[kVectors][
 
 // Stores the kVectors vectors of each lane that make up a whole segment, as far as the row has columns. Every lane of
 // the warp calls it, each group of kLanes with its own segment.
-template <int kLanes, int kElementBytes, int kVectors>
+template <int kLanes, bool kWhole, int kElementBytes, int kVectors>
 __device__ __forceinline__ void store_vectors(char* segment_base, const Chunk<16> (&value)[kVectors],
                                               const Extent& segment_extent, int lane) {
   constexpr int kCount = kVectorBytes / kElementBytes;
-  char* base = segment_base + lane * kVectorBytes;
-  const Extent extent = segment_extent.moved(lane * kCount);
+  char* base = const_cast<char*>(one_address(segment_base + lane * kVectorBytes));
+  const int last = segment_extent.last - lane * kCount;
   const auto column = [&](int k) { return k * kLanes * kCount; };
   // Elements [low, high) of the vector whose first column is a.
   const auto store_elements = [&](int a, const Chunk<16>& chunk, int low, int high) {
@@ -287,20 +398,22 @@ __device__ __forceinline__ void store_vectors(char* segment_base, const Chunk<16
       if (i >= low && i < high) store_element<kElementBytes>(base + (a + i) * kElementBytes, chunk, i);
     }
   };
+  if constexpr (kWhole) {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      if (column(k) < last) store_aligned(base + column(k) * kElementBytes, value[k]);
+    }
+    return;
+  }
   const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(base) % kVectorBytes);
   if (!__any_sync(kFullWarp, shift != 0)) {
-    bool edge = false;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       const int a = column(k);
-      if (a + kCount <= extent.columns) store_aligned(base + a * kElementBytes, value[k]);
-      edge = edge || (a < extent.columns && a + kCount > extent.columns);
-    }
-    if (edge) {
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        const int a = column(k);
-        if (a + kCount > extent.columns) store_elements(a, value[k], 0, extent.columns - a);
+      if (a + kCount <= last) {
+        store_aligned(base + a * kElementBytes, value[k]);
+      } else if (a < last) {
+        store_elements(a, value[k], 0, last - a);
       }
     }
     return;
@@ -308,33 +421,38 @@ __device__ __forceinline__ void store_vectors(char* segment_base, const Chunk<16
   // A vector boundary cuts each vector after its first `head` elements. The tail goes out together with the head of
   // the next vector, which the next lane hands over, or on its own where the segment or the row ends.
   const int head = kCount - shift / kElementBytes;
+  Chunk<16> tail[kVectors];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const int a = column(k);
-    const bool last = k == kVectors - 1 && lane == kLanes - 1;
-    Chunk<16> next;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const uint32_t offered = lane == 0 && k + 1 < kVectors ? value[k + 1].word[w] : value[k].word[w];
-      next.word[w] = __shfl_sync(kFullWarp, offered, (lane + 1) % kLanes, kLanes);
+      tail[k].word[w] = __shfl_sync(kFullWarp, offered, (lane + 1) % kLanes, kLanes);
     }
-    if (shift == 0) {
-      if (a + kCount <= extent.columns) {
-        store_aligned(base + a * kElementBytes, value[k]);
-      } else {
-        store_elements(a, value[k], 0, extent.columns - a);
+  }
+  if (shift == 0) {
+    // Another group's row is shifted, this one's is not.
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) tail[k] = value[k];
+  } else {
+    with_word_shift<16>(kVectorBytes - shift, [&](auto word_shift) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+        tail[k] = realign_words<kElementBytes, word_shift>(value[k], tail[k], 8 * ((kVectorBytes - shift) & 3));
       }
-    } else {
-      const bool joined = !last && a + kCount + head <= extent.columns;         // the tail, with the next vector's head
-      const bool headless = (k > 0 || lane > 0) && a + head <= extent.columns;  // the vector before takes the head
-      if (joined) {
-        store_aligned(base + a * kElementBytes + (kVectorBytes - shift),
-                      realign<kElementBytes>(value[k], next, kVectorBytes - shift));
-      }
-      const int low = headless ? head : 0;
-      const int high = joined ? head : min(kCount, extent.columns - a);
-      if (low < high) store_elements(a, value[k], low, high);
-    }
+    });
+  }
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    const int a = column(k);
+    const bool segment_end = k == kVectors - 1 && lane == kLanes - 1;
+    const bool segment_begin = k == 0 && lane == 0;
+    const bool joined = shift == 0 ? a + kCount <= last : !segment_end && a + kCount + head <= last;
+    const bool headless = shift == 0 || (!segment_begin && a + head <= last);  // the vector before takes the head
+    if (joined) store_aligned(base + a * kElementBytes + (kVectorBytes - shift) % kVectorBytes, tail[k]);
+    const int low = headless ? head % kCount : 0;
+    const int high = joined ? (shift == 0 ? 0 : head) : min(kCount, last - a);
+    if (low < high) store_elements(a, value[k], low, high);
   }
 }
 

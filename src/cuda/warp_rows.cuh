@@ -7,93 +7,105 @@
 
 namespace sms::cuda {
 
-// The rows of one group of lanes: kRows of them, as far apart as the block has groups, so that a warp's rows adjoin.
+// The kRows rows of a group of lanes, which are as far apart as the block has groups: a warp's rows adjoin.
 template <int kLanes, int kRows>
 struct GroupRows {
   static constexpr uint32_t kGroups = kWarpRowsThreads / kLanes;
-  uint32_t first = blockIdx.x * (kGroups * kRows) + threadIdx.x / kLanes;
 
-  __device__ __forceinline__ uint32_t operator[](int r) const { return first + static_cast<uint32_t>(r) * kGroups; }
+  RowPlace place[kRows];
+  Extent extent[kRows];
+
+  template <typename Arguments>
+  __device__ __forceinline__ explicit GroupRows(const Arguments& arguments) {
+    const RowMap& map = arguments.rows;
+    const uint32_t block_first = blockIdx.x * (kGroups * kRows);
+    const uint32_t group = threadIdx.x / kLanes;
+    if (map.aligned_blocks) {
+      const RowPlace first = map.locate(block_first);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) place[r] = map.along(first, group + r * kGroups);
+    } else {
+#pragma unroll 1
+      for (int r = 0; r < kRows; ++r) {
+        const RowPlace found = map.locate(min(block_first + group + r * kGroups, map.rows - 1));
+#pragma unroll
+        for (int copy = 0; copy < kRows; ++copy) {
+          if (copy == r) place[copy] = found;
+        }
+      }
+    }
+    // Lanes past the last row go through the motions with a row of no columns: the warp stays whole for its shuffles.
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const uint32_t row = block_first + group + r * kGroups;
+      extent[r] = near_extent(arguments, row, place[r], row < map.rows, 0);
+    }
+  }
 };
 
-template <Element kElement, MaskKind kMask, int kLanes, int kVectors, int kRows>
+template <Element kElement, MaskKind kMask, int kLanes, int kVectors, int kRows, bool kWhole>
 __global__ void __launch_bounds__(kWarpRowsThreads)
     warp_rows_forward(const __grid_constant__ ForwardArguments arguments) {
-  using Real = Accumulate<kElement>;
-  constexpr int kCount = kCountOf<kElement>;
-  constexpr int kLength = kLanes * kVectors * kCount;
+  using RowScores = Scores<kElement, kMask, kLanes, kVectors>;
+  using Real = typename RowScores::Real;
   const int lane = threadIdx.x % kLanes;
-  const GroupRows<kLanes, kRows> rows;
+  const typename RowScores::Exponent exponent{arguments.packed};
 
-  RawScores<kElement, kMask, kLanes, kVectors> raw[kRows];
-  Extent extent[kRows];
-  char* y[kRows];
+  const GroupRows<kLanes, kRows> rows(arguments);
+
+  RawScores<kElement, kMask, kLanes, kVectors, kWhole> raw[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    // Lanes past the last row go through the motions with a row of no columns: the warp stays whole for its shuffles.
-    extent[r] = Extent{};
-    RowPlace place{};
-    if (rows[r] < arguments.rows.rows) {
-      place = arguments.rows.locate(rows[r]);
-      const ColumnRange live = live_columns(arguments, rows[r], place);
-      extent[r] = make_extent(live, arguments.columns, 0, kLength);
-    }
-    y[r] = arguments.y + place.output;
-    raw[r].template load<Cache::stream>(arguments.x + place.input, arguments.mask + place.second,
-                                        arguments.mask_column_stride, extent[r], 0, lane);
+    raw[r].template load<Cache::stream>(arguments, arguments.x + rows.place[r].input,
+                                        arguments.mask + rows.place[r].second, rows.extent[r], 0, lane);
   }
+  keep_loads_together();
 
-  Real score[kRows][kVectors][kCount];
-  Real maximum[kRows];
+  RowScores scores[kRows];
+  typename RowScores::Key key[kRows];
   Real sum[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    raw[r].scores(score[r], static_cast<Real>(arguments.scale), extent[r], 0, lane);
-    maximum[r] = largest(score[r]);
+    scores[r].take(raw[r], arguments, rows.extent[r], 0, lane);
+    key[r] = scores[r].largest();
   }
-  group_max<kLanes>(maximum);
+  group_reduce<kLanes>(key, RowScores::larger);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) sum[r] = exponentiate(score[r], maximum[r]);
+  for (int r = 0; r < kRows; ++r) {
+    sum[r] = scores[r].exponentiate(RowScores::maximum_of(key[r]), exponent, rows.extent[r], lane);
+  }
   group_sum<kLanes>(sum);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     Chunk<16> result[kVectors];
-    normalize<kElement>(result, score[r], normalizer(sum[r]));
-    store_vectors<kLanes, kBytesOf<kElement>>(y[r], result, extent[r], lane);
+    scores[r].normalize(result, normalizer(sum[r]));
+    store_vectors<kLanes, kWhole, kBytesOf<kElement>>(arguments.y + rows.place[r].output, result, rows.extent[r], lane);
   }
 }
 
-template <Element kElement, int kLanes, int kVectors, int kRows>
+template <Element kElement, int kLanes, int kVectors, int kRows, bool kWhole>
 __global__ void __launch_bounds__(kWarpRowsThreads)
     warp_rows_backward(const __grid_constant__ BackwardArguments arguments) {
   using Real = Accumulate<kElement>;
-  constexpr int kLength = kLanes * kVectors * kCountOf<kElement>;
   const int lane = threadIdx.x % kLanes;
-  const GroupRows<kLanes, kRows> rows;
 
-  RawGradients<kElement, kLanes, kVectors> raw[kRows];
-  Extent extent[kRows];
-  char* dx[kRows];
+  const GroupRows<kLanes, kRows> rows(arguments);
+
+  RawGradients<kElement, kLanes, kVectors, kWhole> raw[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    extent[r] = Extent{};
-    RowPlace place{};
-    if (rows[r] < arguments.rows.rows) {
-      place = arguments.rows.locate(rows[r]);
-      const ColumnRange live = live_columns(arguments, rows[r], place);
-      extent[r] = make_extent(live, arguments.columns, 0, kLength);
-    }
-    dx[r] = arguments.dx + place.output;
-    raw[r].template load<Cache::stream>(arguments.y + place.input, arguments.grad + place.second,
-                                        arguments.grad_expanded, extent[r], lane);
+    raw[r].template load<Cache::stream>(arguments, arguments.y + rows.place[r].input,
+                                        arguments.grad + rows.place[r].second, rows.extent[r], lane);
   }
+  keep_loads_together();
 
   Real dot[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    raw[r].settle(rows.extent[r], lane);
     dot[r] = 0;
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) dot[r] = add(dot[r], raw[r].dot(k, extent[r], lane));
+    for (int k = 0; k < kVectors; ++k) dot[r] = add(dot[r], raw[r].dot(k));
     raw[r].keep_packed();
   }
   group_sum<kLanes>(dot);
@@ -101,10 +113,9 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   for (int r = 0; r < kRows; ++r) {
     Chunk<16> result[kVectors];
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      result[k] = raw[r].result(k, dot[r], static_cast<Real>(arguments.scale), extent[r], lane);
-    }
-    store_vectors<kLanes, kBytesOf<kElement>>(dx[r], result, extent[r], lane);
+    for (int k = 0; k < kVectors; ++k) result[k] = raw[r].result(k, dot[r], scale_of<Real>(arguments));
+    store_vectors<kLanes, kWhole, kBytesOf<kElement>>(arguments.dx + rows.place[r].output, result, rows.extent[r],
+                                                      lane);
   }
 }
 
