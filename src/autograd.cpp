@@ -1,10 +1,15 @@
-// Derivatives of every order in both modes, and version counting, for every device. Saved for backward: y, and
-// key_lengths where they are given.
+// Derivatives of every order in both modes, and version counting, for every device. Saved for backward: y,
+// key_lengths where they are given, and one number a row where sink has a gradient.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/where.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
+
+#include <tuple>
+#include <utility>
 
 #include "derivative.h"
 #include "operators.h"
@@ -17,6 +22,7 @@ using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 bool needs_grad(const Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+bool needs_grad(const OptionalTensor& tensor) { return tensor.has_value() && needs_grad(*tensor); }
 
 bool has_tangent(const Tensor& tensor) { return torch::autograd::isFwGradDefined(tensor); }
 bool has_tangent(const OptionalTensor& tensor) { return tensor.has_value() && has_tangent(*tensor); }
@@ -67,15 +73,66 @@ struct DependenceOnY {
   Tensor only_live(const Tensor& tensor) const { return at::where(live, accumulated(tensor), 0.0); }
 };
 
+// Of a row's sink: its probability, as a function of y with the value that forward found.
+struct DependenceOnSink {
+  Tensor live;
+  Tensor y;
+  Tensor probability;  // 1 less the sum of y
+
+  DependenceOnSink(const Tensor& y_, const Tensor& found) : live(y_.ne(0)), y(DependenceOnY::accumulated(y_)) {
+    const Tensor sum = y.sum(-1);
+    probability = found + (sum.detach() - sum);
+  }
+
+  // The tangent of y, given that of sink.
+  Tensor forward(const Tensor& tangent, at::ScalarType dtype) const {
+    const Tensor share = probability * tangent.unsqueeze(-1);
+    return at::where(live, -y * share.unsqueeze(-1), 0.0).to(dtype);
+  }
+
+  // Each row's sum(grad * y).
+  Tensor dots(const Tensor& grad) const {
+    return (at::where(live, DependenceOnY::accumulated(grad), 0.0) * y).sum(-1);
+  }
+};
+
+// The gradient of a sink [H], from values of rows [..., H, Sq].
+Tensor sink_gradient(const Tensor& probability, const Tensor& dots) {
+  c10::SmallVector<int64_t, 8> others;
+  for (int64_t dim = 0; dim < dots.dim(); ++dim) {
+    if (dim != dots.dim() - 2) others.push_back(dim);
+  }
+  return at::mul(probability, dots).sum(others).neg();
+}
+
 struct Forward {
   static constexpr const char* kName = "ScaledMaskSoftmaxBackward";
-  static constexpr size_t kSaved = 2;   // y, key_lengths
-  static constexpr size_t kInputs = 1;  // x
+  static constexpr size_t kSaved = 3;   // y, key_lengths, sink's probability
+  static constexpr size_t kInputs = 2;  // x, sink
 
   static variable_list differentiate(const Tensor& grad, const std::array<Tensor, kSaved>& saved,
                                      const SymOptions& options, int64_t needs) {
-    const auto& [y, key_lengths] = saved;
-    return {(needs & 1) != 0 ? call_backward(grad, y, options, optional(key_lengths)) : Tensor()};
+    const auto& [y, key_lengths, sink_probability] = saved;
+    const bool of_x = (needs & 1) != 0;
+    const bool of_sink = (needs & 2) != 0;
+    variable_list result(kInputs);
+    if (of_sink && !is_differentiated(grad, y)) {
+      Tensor dots;
+      std::tie(result[0], dots) = call_backward_with_dots(grad, y, options, optional(key_lengths));
+      result[1] = sink_gradient(sink_probability, dots);
+      return result;
+    }
+    if (of_x) result[0] = call_backward(grad, y, options, optional(key_lengths));
+    if (of_sink) {
+      const DependenceOnSink sink(y, sink_probability);
+      result[1] = sink_gradient(sink.probability, sink.dots(grad));
+    }
+    return result;
+  }
+
+  // Whether a derivative of this derivative may be asked for.
+  static bool is_differentiated(const Tensor& grad, const Tensor& y) {
+    return at::GradMode::is_enabled() || has_tangent(grad) || has_tangent(y);
   }
 };
 
@@ -95,20 +152,32 @@ struct Backward {
   }
 };
 
-// The tangent of y, given that of x, if it has one, and the mask with its own, if it has one.
+// The tangent of y, given that of x, if it has one, and mask and sink with their own, if they have one.
 Tensor tangent_of_result(const Tensor& y, const Tensor& x_tangent, const OptionalTensor& mask,
-                         const SymOptions& options, const OptionalTensor& key_lengths) {
+                         const SymOptions& options, const OptionalTensor& key_lengths, const OptionalTensor& sink,
+                         const Tensor& sink_probability) {
   Tensor result;
-  if (x_tangent.defined()) result = call_backward(x_tangent, y, options, key_lengths);
+  const auto add = [&](const Tensor& part) { result = result.defined() ? result + part : part; };
+  if (x_tangent.defined()) add(call_backward(x_tangent, y, options, key_lengths));
   if (has_tangent(mask)) {
     Tensor tangent = tangent_of(*mask).to(y.scalar_type());
     if (y.dim() == 4 && tangent.dim() == 3) tangent = tangent.unsqueeze(1);
     SymOptions unscaled = options;
     unscaled.scale = 1.0;
-    const Tensor by_mask = call_backward(tangent.expand_symint(y.sym_sizes()), y, unscaled, key_lengths);
-    result = result.defined() ? result + by_mask : by_mask;
+    add(call_backward(tangent.expand_symint(y.sym_sizes()), y, unscaled, key_lengths));
   }
+  if (has_tangent(sink)) add(DependenceOnSink(y, sink_probability).forward(tangent_of(*sink), y.scalar_type()));
   return result;
+}
+
+// Whether a derivative needs to know what each row's sink took.
+bool needs_sink_probability(const OptionalTensor& sink) { return needs_grad(sink) || has_tangent(sink); }
+
+template <typename Node>
+void save(Node& node, SavedVariable y, const OptionalTensor& key_lengths, const Tensor& sink_probability) {
+  node.saved[0] = std::move(y);
+  if (key_lengths.has_value()) node.saved[1] = SavedVariable(*key_lengths, /*is_output=*/false);
+  if (sink_probability.defined()) node.saved[2] = SavedVariable(sink_probability, /*is_output=*/false);
 }
 
 Tensor forward(const Tensor& x, const OptionalTensor& mask, double scale, bool is_causal, c10::SymInt diagonal,
@@ -116,22 +185,27 @@ Tensor forward(const Tensor& x, const OptionalTensor& mask, double scale, bool i
   refuse_missing_derivatives(mask);
   const SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
   Tensor y;
+  Tensor sink_probability;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    y = call_forward(x, mask, options, key_lengths, sink);
+    if (needs_sink_probability(sink)) {
+      std::tie(y, sink_probability) = call_forward_with_sink(x, mask, options, key_lengths, *sink);
+    } else {
+      y = call_forward(x, mask, options, key_lengths, sink);
+    }
   }
-  const bool differentiable = needs_grad(x);
+  const bool differentiable = needs_grad(x) || needs_grad(sink);
   DerivativePointer<Forward> node;
   if (differentiable) {
-    node = make_derivative<Forward>(options, x);
+    node = make_derivative<Forward>(options, x, sink);
     torch::autograd::set_history(y, node);
   }
-  if (has_tangent(x) || has_tangent(mask)) {
-    y._set_fw_grad(tangent_of_result(y, tangent_of(x), mask, options, key_lengths), 0, /*is_inplace_op=*/false);
+  if (has_tangent(x) || has_tangent(mask) || has_tangent(sink)) {
+    y._set_fw_grad(tangent_of_result(y, tangent_of(x), mask, options, key_lengths, sink, sink_probability), 0,
+                   /*is_inplace_op=*/false);
   }
   if (differentiable) {
-    node->saved[0] = SavedVariable(y, /*is_output=*/true);  // with its tangent
-    if (key_lengths.has_value()) node->saved[1] = SavedVariable(*key_lengths, /*is_output=*/false);
+    save(*node, SavedVariable(y, /*is_output=*/true), key_lengths, sink_probability);  // y with its tangent
     announce(node);
   }
   return y;
@@ -141,24 +215,30 @@ void forward_in_place(Tensor& x, const OptionalTensor& mask, double scale, bool 
                       OptionalSymInt window, const OptionalTensor& key_lengths, const OptionalTensor& sink) {
   refuse_missing_derivatives(mask);
   const SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
-  const bool differentiable = needs_grad(x);
+  const bool differentiable = needs_grad(x) || needs_grad(sink);
   torch::autograd::check_inplace(x, differentiable);
   DerivativePointer<Forward> node;
-  if (differentiable) node = make_derivative<Forward>(options, x);
+  if (differentiable) node = make_derivative<Forward>(options, x, sink);
   const Tensor x_tangent = tangent_of(x);
+  Tensor sink_probability;
   {
     const at::AutoDispatchBelowAutograd below;
-    call_forward_in_place(x, mask, options, key_lengths, sink);
+    if (needs_sink_probability(sink)) {
+      sink_probability = call_forward_in_place_with_sink(x, mask, options, key_lengths, *sink);
+    } else {
+      call_forward_in_place(x, mask, options, key_lengths, sink);
+    }
   }
   if (differentiable) torch::autograd::rebase_history(x, node);
-  if (x_tangent.defined() || has_tangent(mask)) {
-    const Tensor tangent = tangent_of_result(without_tangent(x), x_tangent, mask, options, key_lengths);
+  if (x_tangent.defined() || has_tangent(mask) || has_tangent(sink)) {
+    const Tensor tangent =
+        tangent_of_result(without_tangent(x), x_tangent, mask, options, key_lengths, sink, sink_probability);
     // Written into the tangent that was there, as its views must see it.
     x._set_fw_grad(x_tangent.defined() ? x_tangent.copy_(tangent) : tangent, 0, /*is_inplace_op=*/true);
   }
   if (differentiable) {
-    node->saved[0] = SavedVariable(x, /*is_output=*/true, /*is_inplace_on_view=*/x.is_view());
-    if (key_lengths.has_value()) node->saved[1] = SavedVariable(*key_lengths, /*is_output=*/false);
+    save(*node, SavedVariable(x, /*is_output=*/true, /*is_inplace_on_view=*/x.is_view()), key_lengths,
+         sink_probability);
     announce(node);
   }
 }
@@ -172,6 +252,19 @@ void count_version(Tensor& x, const OptionalTensor& mask, double scale, bool is_
     call_forward_in_place(x, mask, {scale, is_causal, std::move(diagonal), std::move(window)}, key_lengths, sink);
   }
   torch::autograd::increment_version(x);
+}
+
+Tensor count_version_with_sink(Tensor& x, const OptionalTensor& mask, double scale, bool is_causal,
+                               c10::SymInt diagonal, OptionalSymInt window, const OptionalTensor& key_lengths,
+                               const Tensor& sink) {
+  Tensor sink_probability;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    sink_probability = call_forward_in_place_with_sink(
+        x, mask, {scale, is_causal, std::move(diagonal), std::move(window)}, key_lengths, sink);
+  }
+  torch::autograd::increment_version(x);
+  return sink_probability;
 }
 
 Tensor backward(const Tensor& grad, const Tensor& y, double scale, bool is_causal, c10::SymInt diagonal,
@@ -205,6 +298,18 @@ Tensor backward(const Tensor& grad, const Tensor& y, double scale, bool is_causa
   return dx;
 }
 
+// The overloads that return a value of each row serve the derivatives above, and have none of their own.
+void refuse_derivative(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !argument.isTensor() || !(needs_grad(argument.toTensor()) || has_tangent(argument.toTensor())),
+        "scaled_mask_softmax: the overload ", op.schema().overload_name(), " has no derivative; expected arguments "
+        "without gradients. Use the default overload.");
+  }
+  const at::AutoDispatchBelowAutograd below;
+  op.callBoxed(stack);
+}
+
 }  // namespace
 }  // namespace sms
 
@@ -212,8 +317,13 @@ TORCH_LIBRARY_IMPL(scaled_mask_softmax, Autograd, library) {
   library.impl("scaled_mask_softmax", &sms::forward);
   library.impl("scaled_mask_softmax_", &sms::forward_in_place);
   library.impl("scaled_mask_softmax_backward", &sms::backward);
+  for (const char* name : {"scaled_mask_softmax.with_sink_probability", "scaled_mask_softmax_.with_sink_probability",
+                           "scaled_mask_softmax_backward.with_dots"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&sms::refuse_derivative>());
+  }
 }
 
 TORCH_LIBRARY_IMPL(scaled_mask_softmax, ADInplaceOrView, library) {
   library.impl("scaled_mask_softmax_", &sms::count_version);
+  library.impl("scaled_mask_softmax_.with_sink_probability", &sms::count_version_with_sink);
 }

@@ -1,6 +1,6 @@
 #include "canonicalize.h"
 
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
@@ -94,6 +94,16 @@ void check_key_lengths(const Tensor& x, const char* x_name, const Tensor& key_le
                    "; expected torch.int32 or torch.int64. Use key_lengths.long().");
   check_vector(x, x_name, key_lengths, "key_lengths", 0, "three dimensions or more, [B, ..., Sq, Sk]",
                "one length for each entry of the first dimension");
+}
+
+void check_sink(const Tensor& x, const Tensor& sink) {
+  const ScalarType dtype = sink.scalar_type();
+  TORCH_CHECK_TYPE(dtype == x.scalar_type() || (dtype == at::kFloat && is_16_bit(x.scalar_type())), kPrefix,
+                   "sink has dtype ", dtype_name(dtype), " for x of dtype ", dtype_name(x.scalar_type()),
+                   "; expected ", dtype_name(x.scalar_type()), is_16_bit(x.scalar_type()) ? " or torch.float32" : "",
+                   ". Use sink.to(x.dtype).");
+  check_vector(x, "x", sink, "sink", -3, "three dimensions or more, [..., H, Sq, Sk]",
+               "one logit for each head, an entry of dimension -3");
 }
 
 void check_options(const Tensor& x, const char* name, const Options& options, const OptionalTensor& key_lengths) {
@@ -226,29 +236,48 @@ bool may_overlap_itself(const Tensor& x) {
   return false;
 }
 
+// `other` is read while x is overwritten.
+void check_apart(const Tensor& x, const Tensor& other, const char* name) {
+  if (!other.is_alias_of(x)) return;
+  const auto [x_begin, x_end] = storage_bytes(x);
+  const auto [begin, end] = storage_bytes(other);
+  TORCH_CHECK_VALUE(x_end <= begin || end <= x_begin, kPrefix, name,
+                    " may share memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. Use ",
+                    name, ".clone() or scaled_mask_softmax.");
+}
+
+// Strides of a contiguous tensor of x's shape without the last dimension.
+StrideBuffer statistic_strides(const Tensor& x, const OptionalTensor& statistic) {
+  StrideBuffer strides(x.dim(), 0);
+  if (statistic.has_value()) std::copy(statistic->strides().begin(), statistic->strides().end(), strides.begin());
+  return strides;
+}
+
+void* data_or_null(const OptionalTensor& tensor) {
+  return tensor.has_value() ? tensor->mutable_data_ptr() : nullptr;
+}
+
+const void* const_data_or_null(const OptionalTensor& tensor) {
+  return tensor.has_value() ? tensor->const_data_ptr() : nullptr;
+}
+
 }  // namespace
 
 void check_forward(const Tensor& x, const OptionalTensor& mask, const Options& options,
                    const OptionalTensor& key_lengths, const OptionalTensor& sink) {
   check_element(x, "x");
   check_options(x, "x", options, key_lengths);
-  TORCH_CHECK_NOT_IMPLEMENTED(!sink.has_value(), kPrefix,
-                              "sink is not supported yet; expected None. Append its logits to x as a column and drop "
-                              "that column of the result.");
+  if (sink.has_value()) check_sink(x, *sink);
   if (mask.has_value()) check_mask(x, *mask);
 }
 
-void check_in_place(const Tensor& x, const OptionalTensor& mask) {
+void check_in_place(const Tensor& x, const OptionalTensor& mask, const OptionalTensor& sink) {
   if (x.numel() == 0) return;
   TORCH_CHECK_VALUE(!may_overlap_itself(x), kPrefix, "x has shape ", x.sizes(), " and strides ", x.strides(),
                     ", so elements may share memory; expected separate memory for each, as scaled_mask_softmax_ "
                     "overwrites x. Use x.contiguous() or scaled_mask_softmax.");
-  if (!mask.has_value() || !mask->is_alias_of(x)) return;
-  const auto [x_begin, x_end] = storage_bytes(x);
-  const auto [mask_begin, mask_end] = storage_bytes(*mask);
-  TORCH_CHECK_VALUE(x_end <= mask_begin || mask_end <= x_begin, kPrefix,
-                    "mask may share memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. Use "
-                    "mask.clone() or scaled_mask_softmax.");
+  if (mask.has_value()) check_apart(x, *mask, "mask");
+  if (sink.has_value()) check_apart(x, *sink, "sink");
 }
 
 void check_backward(const Tensor& grad, const Tensor& y, const Options& options, const OptionalTensor& key_lengths) {
@@ -262,6 +291,11 @@ void check_backward(const Tensor& grad, const Tensor& y, const Options& options,
                     ", the shape of y. Use grad.expand_as(y) if it broadcasts.");
 }
 
+Tensor empty_statistic(const Tensor& x) {
+  return at::empty(x.sizes().slice(0, x.dim() - 1),
+                   x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
+}
+
 Tensor with_unit_column_stride(const Tensor& x) {
   return x.size(-1) == 1 || x.stride(-1) == 1 ? x : x.contiguous();
 }
@@ -271,7 +305,8 @@ Tensor with_readable_columns(const Tensor& grad) {
 }
 
 ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, const Options& options,
-                               const OptionalTensor& key_lengths, const Tensor& y) {
+                               const OptionalTensor& key_lengths, const OptionalTensor& sink, const Tensor& y,
+                               const OptionalTensor& sink_probability) {
   ForwardProblem problem;
   problem.element = element_of(x);
   problem.mask_kind = mask_kind_of(mask, x);
@@ -279,26 +314,30 @@ ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, cons
   problem.columns = x.size(-1);
   problem.scale = options.scale;
   problem.x = x.const_data_ptr();
-  problem.mask = mask.has_value() ? mask->const_data_ptr() : nullptr;
+  problem.mask = const_data_or_null(mask);
   problem.mask_column_stride = mask.has_value() ? mask_stride(x, *mask, x.dim() - 1) : 0;
   problem.y = y.mutable_data_ptr();
-  problem.key_lengths = key_lengths.has_value() ? key_lengths->const_data_ptr() : nullptr;
+  problem.key_lengths = const_data_or_null(key_lengths);
   problem.key_lengths_64 = key_lengths.has_value() && key_lengths->scalar_type() == at::kLong;
-  problem.sink = nullptr;
+  problem.sink = const_data_or_null(sink);
+  problem.sink_float32 = sink.has_value() && sink->scalar_type() == at::kFloat;
+  problem.sink_probability = data_or_null(sink_probability);
   StrideBuffer mask_strides(x.dim(), 0);
   if (mask.has_value()) {
     for (int64_t d = 0; d < x.dim() - 1; ++d) mask_strides[d] = mask_stride(x, *mask, d);
   }
-  const StrideBuffer none(x.dim(), 0);
   const StrideBuffer query = query_strides(x, problem.band);
   const StrideBuffer batch = vector_strides(x, key_lengths, 0);
+  const StrideBuffer head = vector_strides(x, sink, x.dim() - 3);
+  const StrideBuffer statistic = statistic_strides(x, sink_probability);
   problem.rows = merged_rows(x, {x.strides().data(), mask_strides.data(), y.strides().data(), query.data(),
-                                 batch.data(), none.data()});
+                                 batch.data(), head.data(), statistic.data()});
   return problem;
 }
 
 BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Options& options,
-                                 const OptionalTensor& key_lengths, const Tensor& dx) {
+                                 const OptionalTensor& key_lengths, const OptionalTensor& dx,
+                                 const OptionalTensor& dots) {
   BackwardProblem problem;
   problem.element = element_of(y);
   problem.band = band_of(y, options);
@@ -307,14 +346,17 @@ BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Opti
   problem.y = y.const_data_ptr();
   problem.grad = grad.const_data_ptr();
   problem.grad_column_stride = grad.stride(-1) == 0 ? 0 : 1;
-  problem.dx = dx.mutable_data_ptr();
-  problem.key_lengths = key_lengths.has_value() ? key_lengths->const_data_ptr() : nullptr;
+  problem.dx = data_or_null(dx);
+  problem.dots = data_or_null(dots);
+  problem.key_lengths = const_data_or_null(key_lengths);
   problem.key_lengths_64 = key_lengths.has_value() && key_lengths->scalar_type() == at::kLong;
   const StrideBuffer none(y.dim(), 0);
+  const StrideBuffer statistic = statistic_strides(y, dots);
   const StrideBuffer query = query_strides(y, problem.band);
   const StrideBuffer batch = vector_strides(y, key_lengths, 0);
-  problem.rows = merged_rows(y, {y.strides().data(), grad.strides().data(), dx.strides().data(), query.data(),
-                                 batch.data(), none.data()});
+  const int64_t* const output = dx.has_value() ? dx->strides().data() : none.data();
+  problem.rows = merged_rows(y, {y.strides().data(), grad.strides().data(), output, query.data(), batch.data(),
+                                 none.data(), statistic.data()});
   return problem;
 }
 

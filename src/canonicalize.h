@@ -25,8 +25,8 @@ struct Options {
 void check_forward(const at::Tensor& x, const OptionalTensor& mask, const Options& options,
                    const OptionalTensor& key_lengths, const OptionalTensor& sink);
 
-// Beyond check_forward: no two elements of x may share memory, nor may mask share x's.
-void check_in_place(const at::Tensor& x, const OptionalTensor& mask);
+// Beyond check_forward: no two elements of x may share memory, nor may mask or sink share x's.
+void check_in_place(const at::Tensor& x, const OptionalTensor& mask, const OptionalTensor& sink);
 
 void check_backward(const at::Tensor& grad, const at::Tensor& y, const Options& options,
                     const OptionalTensor& key_lengths);
@@ -37,10 +37,15 @@ at::Tensor with_unit_column_stride(const at::Tensor& x);
 // Likewise for a gradient, where a column stride of 0 (an expanded gradient) is read in place too.
 at::Tensor with_readable_columns(const at::Tensor& grad);
 
+// Uninitialized, for one number a row of x, in the type that rows are accumulated in.
+at::Tensor empty_statistic(const at::Tensor& x);
+
 // The problems for checked, non-empty arguments. x, y and dx have column stride 1; y may be x itself.
 ForwardProblem forward_problem(const at::Tensor& x, const OptionalTensor& mask, const Options& options,
-                               const OptionalTensor& key_lengths, const at::Tensor& y);
+                               const OptionalTensor& key_lengths, const OptionalTensor& sink, const at::Tensor& y,
+                               const OptionalTensor& sink_probability);
 BackwardProblem backward_problem(const at::Tensor& grad, const at::Tensor& y, const Options& options,
-                                 const OptionalTensor& key_lengths, const at::Tensor& dx);
+                                 const OptionalTensor& key_lengths, const OptionalTensor& dx,
+                                 const OptionalTensor& dots);
 
 }  // namespace sms

@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <optional>
+#include <tuple>
 #include <utility>
 
 namespace sms {
@@ -27,9 +28,18 @@ using InPlaceSignature = void(at::Tensor&, const OptionalTensor&, double, bool, 
 using BackwardSignature = at::Tensor(const at::Tensor&, const at::Tensor&, double, bool, c10::SymInt, OptionalSymInt,
                                      const OptionalTensor&);
 
+// With the probability of each row's sink; with each row's dot product: see library.cpp.
+using TwoTensors = std::tuple<at::Tensor, at::Tensor>;
+using SinkSignature = TwoTensors(const at::Tensor&, const OptionalTensor&, double, bool, c10::SymInt, OptionalSymInt,
+                                 const OptionalTensor&, const at::Tensor&);
+using InPlaceSinkSignature = at::Tensor(at::Tensor&, const OptionalTensor&, double, bool, c10::SymInt, OptionalSymInt,
+                                        const OptionalTensor&, const at::Tensor&);
+using DotsSignature = TwoTensors(const at::Tensor&, const at::Tensor&, double, bool, c10::SymInt, OptionalSymInt,
+                                 const OptionalTensor&);
+
 template <typename Signature>
-c10::TypedOperatorHandle<Signature> find_operator(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+c10::TypedOperatorHandle<Signature> find_operator(const char* name, const char* overload = "") {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
 }
 
 inline at::Tensor call_forward(const at::Tensor& x, const OptionalTensor& mask, const SymOptions& options,
@@ -47,6 +57,26 @@ inline void call_forward_in_place(at::Tensor& x, const OptionalTensor& mask, con
 inline at::Tensor call_backward(const at::Tensor& grad, const at::Tensor& y, const SymOptions& options,
                                 const OptionalTensor& key_lengths) {
   static const auto op = find_operator<BackwardSignature>("scaled_mask_softmax::scaled_mask_softmax_backward");
+  return op.call(grad, y, options.scale, options.is_causal, options.diagonal, options.window, key_lengths);
+}
+
+inline TwoTensors call_forward_with_sink(const at::Tensor& x, const OptionalTensor& mask, const SymOptions& options,
+                                         const OptionalTensor& key_lengths, const at::Tensor& sink) {
+  static const auto op =
+      find_operator<SinkSignature>("scaled_mask_softmax::scaled_mask_softmax", "with_sink_probability");
+  return op.call(x, mask, options.scale, options.is_causal, options.diagonal, options.window, key_lengths, sink);
+}
+
+inline at::Tensor call_forward_in_place_with_sink(at::Tensor& x, const OptionalTensor& mask, const SymOptions& options,
+                                                  const OptionalTensor& key_lengths, const at::Tensor& sink) {
+  static const auto op =
+      find_operator<InPlaceSinkSignature>("scaled_mask_softmax::scaled_mask_softmax_", "with_sink_probability");
+  return op.call(x, mask, options.scale, options.is_causal, options.diagonal, options.window, key_lengths, sink);
+}
+
+inline TwoTensors call_backward_with_dots(const at::Tensor& grad, const at::Tensor& y, const SymOptions& options,
+                                          const OptionalTensor& key_lengths) {
+  static const auto op = find_operator<DotsSignature>("scaled_mask_softmax::scaled_mask_softmax_backward", "with_dots");
   return op.call(grad, y, options.scale, options.is_causal, options.diagonal, options.window, key_lengths);
 }
 

@@ -12,10 +12,16 @@ inline const void* offset_pointer(const void* pointer, int64_t bytes) {
   return pointer == nullptr ? nullptr : static_cast<const char*>(pointer) + bytes;
 }
 
-inline void* offset_pointer(void* pointer, int64_t bytes) { return static_cast<char*>(pointer) + bytes; }
+inline void* offset_pointer(void* pointer, int64_t bytes) {
+  return pointer == nullptr ? nullptr : static_cast<char*>(pointer) + bytes;
+}
 
 constexpr int mask_element_bytes(MaskKind kind, Element element) {
   return kind == MaskKind::boolean ? 1 : kind == MaskKind::float32 ? 4 : element_bytes(element);
+}
+
+inline int sink_bytes(const ForwardProblem& problem) {
+  return problem.sink_float32 ? 4 : element_bytes(problem.element);
 }
 
 // Moves the origin of `problem` by `index` steps along `dim`. The query index moves through the band.
@@ -29,7 +35,9 @@ inline void advance(ForwardProblem& problem, const RowDim& dim, int64_t index) {
   problem.band.end += index * dim.stride[kQuery];
   problem.key_lengths =
       offset_pointer(problem.key_lengths, index * dim.stride[kBatch] * key_length_bytes(problem.key_lengths_64));
-  problem.sink = offset_pointer(problem.sink, index * dim.stride[kHead] * int64_t{sizeof(float)});
+  problem.sink = offset_pointer(problem.sink, index * dim.stride[kHead] * sink_bytes(problem));
+  problem.sink_probability =
+      offset_pointer(problem.sink_probability, index * dim.stride[kStatistic] * statistic_bytes(problem.element));
 }
 
 inline void advance(BackwardProblem& problem, const RowDim& dim, int64_t index) {
@@ -41,6 +49,7 @@ inline void advance(BackwardProblem& problem, const RowDim& dim, int64_t index) 
   problem.band.end += index * dim.stride[kQuery];
   problem.key_lengths =
       offset_pointer(problem.key_lengths, index * dim.stride[kBatch] * key_length_bytes(problem.key_lengths_64));
+  problem.dots = offset_pointer(problem.dots, index * dim.stride[kStatistic] * statistic_bytes(problem.element));
 }
 
 // Calls run(piece) on problems that together cover `problem`, each with at most max_dims row dimensions and at most

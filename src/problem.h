@@ -2,8 +2,9 @@
 //
 // A problem is a set of rows, each `columns` long. Rows are addressed by a short list of dimensions with one stride per
 // operand, so masks broadcast (stride 0), transposed leading dimensions and storage offsets need no copy. The query
-// index of a row (dim -2 of x), its batch index and its head index are operands too, with strides like any other: the
-// dimension that is dim -2 of x has query stride 1, every other has 0.
+// index of a row (dim -2 of x) is an operand too, with strides like any other: the dimension that is dim -2 of x has query
+// stride 1, every other has 0. So are the places of a row in key_lengths (batch), in sink (head) and in results of one
+// number a row (statistic), whose strides are 0 where a problem lacks them.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,11 @@ constexpr int element_bytes(Element element) {
   return element == Element::float64 ? 8 : element == Element::float32 ? 4 : 2;
 }
 
+// Of a number that belongs to a whole row, in the type that rows are accumulated in.
+constexpr int statistic_bytes(Element element) { return element == Element::float64 ? 8 : 4; }
+
 // Operands of a row. Forward: input = x, second = mask, output = y. Backward: input = y, second = grad, output = dx.
-enum Operand : int { kInput, kSecond, kOutput, kQuery, kBatch, kHead, kOperands };
+enum Operand : int { kInput, kSecond, kOutput, kQuery, kBatch, kHead, kStatistic, kOperands };
 
 // One dimension of the row index; strides in elements of the operand (bytes are the kernel's affair).
 struct RowDim {
@@ -95,7 +99,9 @@ struct ForwardProblem {
   void* y;               // column stride is 1; may be x itself with the same strides (in-place form)
   const void* key_lengths;     // null, or a number per batch index (kBatch strides): columns past it are not live
   bool key_lengths_64;         // int64, else int32
-  const void* sink;            // null, or one logit per head index: later
+  const void* sink;            // null, or a logit per head index (kHead strides), a score of each row without a column
+  bool sink_float32;           // else x's dtype
+  void* sink_probability;      // null, or where each row's goes (kStatistic strides): float, double for float64 x
   Rows rows;             // count() >= 1
 };
 
@@ -109,9 +115,10 @@ struct BackwardProblem {
   const void* y;         // column stride is 1
   const void* grad;
   int64_t grad_column_stride;  // 1, or 0 for an expanded gradient
-  void* dx;              // column stride is 1; never aliases grad or y
+  void* dx;              // column stride is 1; never aliases grad or y. Null if dots alone are wanted
   const void* key_lengths;     // as forward
   bool key_lengths_64;
+  void* dots;                  // null, or where each row's sum(grad * y) goes: as sink_probability
   Rows rows;
 };
 

@@ -107,12 +107,14 @@ def assert_is_forward(
     diagonal: int = 0,
     window: int | None = None,
     key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
     exact_scores: bool = False,
 ) -> None:
     """y is what the oracle makes of the rest."""
     scores, _ = oracle.scores(x, mask, scale, is_causal, diagonal, window, key_lengths)
-    expected = oracle.softmax(scores)
-    assert_within(y, expected, tolerances.forward_bound(x.dtype, scores, expected, exact_scores), "forward")
+    expected, _ = oracle.softmax_with_sink(scores, sink)
+    sizes = scores if sink is None else torch.cat([scores, oracle.column_of_sinks(x, sink)], dim=-1)
+    assert_within(y, expected, tolerances.forward_bound(x.dtype, sizes, expected, exact_scores), "forward")
     no_weight = (scores == -torch.inf) & ~expected.isnan()
     assert not y.masked_select(no_weight).count_nonzero(), "a cell of no weight is not exactly zero"
     rounded = expected.to(x.dtype).double().sum(dim=-1)
@@ -132,6 +134,7 @@ def verify(
     diagonal: int = 0,
     window: int | None = None,
     key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
     grad: torch.Tensor | None = None,
     exact_scores: bool = False,
     from_x: bool = True,
@@ -150,16 +153,17 @@ def verify(
     if grad is None:
         grad = normal(x.shape, x.dtype, str(x.device), 99, 1.0)
     leaf = x.detach().requires_grad_()
-    snapshot = Snapshot(x, mask, grad, key_lengths)
-    y = sms.scaled_mask_softmax(leaf, mask, scale, **options)
+    snapshot = Snapshot(x, mask, grad, key_lengths, sink)
+    sink_leaf = None if sink is None else sink.detach().requires_grad_()
+    y = sms.scaled_mask_softmax(leaf, mask, scale, sink=sink_leaf, **options)
     assert y.dtype == x.dtype
     assert y.shape == x.shape
     assert y.device == x.device
     assert y.is_contiguous()
     assert y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr() or x.numel() == 0
-    assert_is_forward(y, x, mask, scale, exact_scores=exact_scores, **options)
+    assert_is_forward(y, x, mask, scale, exact_scores=exact_scores, sink=sink, **options)
 
-    (dx,) = torch.autograd.grad(y, leaf, grad)
+    dx, *dsink = torch.autograd.grad(y, [tensor for tensor in (leaf, sink_leaf) if tensor is not None], grad)
     assert dx.dtype == x.dtype
     assert dx.shape == x.shape
     expected = oracle.backward(grad, y, scale, **options)
@@ -168,7 +172,16 @@ def verify(
     assert not dx.masked_select(no_weight).count_nonzero(), "the gradient of a cell of no weight is not exactly zero"
     if from_x:
         scores, _ = oracle.scores(x, mask, scale, **options)
-        expected = oracle.backward(grad, oracle.softmax(scores), scale, **options)
-        assert_within(dx, expected, tolerances.gradient_bound(x.dtype, scale, grad, scores), "gradient")
+        exact, sink_probability = oracle.softmax_with_sink(scores, sink)
+        expected = oracle.backward(grad, exact, scale, **options)
+        sizes = scores if sink is None else torch.cat([scores, oracle.column_of_sinks(x, sink)], dim=-1)
+        bound = tolerances.gradient_bound(x.dtype, scale, grad, sizes)
+        assert_within(dx, expected, bound, "gradient")
+        if sink is not None:
+            assert dsink[0].dtype == sink.dtype
+            expected = oracle.sink_backward(grad, exact, sink_probability)
+            rows = tolerances.gradient_bound(x.dtype, 1.0, grad, sizes).squeeze(-1) + tolerances.smallest(x.dtype)
+            rounding = torch.finfo(sink.dtype).eps * expected.abs()
+            assert_within(dsink[0], expected, rows.movedim(-2, 0).flatten(1).sum(dim=1) + rounding, "sink's gradient")
     snapshot.assert_unmodified()
     return y, dx

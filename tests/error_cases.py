@@ -132,13 +132,49 @@ BOTH_FORMS = [
         ValueError,
         "key_lengths is on meta; expected {device}, the device of x. Use key_lengths.to(x.device).",
     ),
-    # Options that have their place but no kernel yet
+    # sink
+    *(
+        (
+            f"sink of {sink} for {x}",
+            call(zeros(3, 2, 4, dtype=getattr(torch, x)), sink=zeros(3, dtype=getattr(torch, sink))),
+            TypeError,
+            f"sink has dtype torch.{sink} for x of dtype torch.{x}; expected torch.{x}"
+            f"{' or torch.float32' if x in ('float16', 'bfloat16') else ''}. Use sink.to(x.dtype).",
+        )
+        for x, sink in (
+            ("float32", "int64"),
+            ("float32", "float16"),
+            ("float32", "float64"),
+            ("float64", "float32"),
+            ("float16", "bfloat16"),
+            ("bfloat16", "float64"),
+        )
+    ),
+    *(
+        (
+            f"sink for x of rank {len(shape)}",
+            call(zeros(*shape), sink=zeros(shape[0])),
+            ValueError,
+            f"sink is given for x of shape {list(shape)}; expected three dimensions or more, [..., H, Sq, Sk]. "
+            "Use x[None].",
+        )
+        for shape in ((3, 4), (4,))
+    ),
+    *(
+        (
+            f"sink of shape {list(shape)}",
+            call(zeros(5, 3, 2, 4), sink=zeros(*shape)),
+            ValueError,
+            f"sink has shape {list(shape)} for x of shape [5, 3, 2, 4]; expected [3], one logit for each head, an "
+            "entry of dimension -3.",
+        )
+        for shape in ((5,), (1,), (3, 1), ())
+    ),
     (
-        "sink",
-        call(zeros(3, 2, 4), sink=zeros(3)),
-        NotImplementedError,
-        "sink is not supported yet; expected None. Append its logits to x as a column and drop that column of the "
-        "result.",
+        "sink on another device",
+        call(zeros(3, 2, 4), sink=lambda _: torch.zeros(3, device="meta")),
+        ValueError,
+        "sink is on meta; expected {device}, the device of x. Use sink.to(x.device).",
     ),
     # The mask's dtype
     *(
@@ -243,6 +279,13 @@ IN_PLACE = [
             ((3, 4), (3, 1)),
             ((2, 2, 3), (3, 0, 1)),
         )
+    ),
+    (
+        "sink sharing memory with x",
+        lambda device: ((base := torch.zeros(2, 3, 4, device=device),), {"sink": base[:, 0, 0]}),
+        ValueError,
+        "sink may share memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. "
+        "Use sink.clone() or scaled_mask_softmax.",
     ),
     (
         "mask sharing memory with x",

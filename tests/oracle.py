@@ -81,6 +81,19 @@ def scores(
     return Scores(values.masked_fill(excluded, -torch.inf), by_position)
 
 
+def column_of_sinks(x: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    """Float64, x's shape with one column: the logit of the row's head, which is its index along dimension -3."""
+    return sink.detach().double()[:, None, None].expand(*x.shape[:-1], 1)
+
+
+def softmax_with_sink(values: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax of float64 scores, and what the sink takes, without the last dimension: as one column more."""
+    if sink is None:
+        return softmax(values), values.new_zeros(values.shape[:-1])
+    full = softmax(torch.cat([values, column_of_sinks(values, sink)], dim=-1))
+    return full[..., :-1], full[..., -1]
+
+
 def softmax(values: torch.Tensor) -> torch.Tensor:
     """Softmax of float64 scores; a row of -inf gives zeros, a row with NaN or +inf gives NaN."""
     if values.numel() == 0:
@@ -101,9 +114,11 @@ def forward(
     diagonal: int = 0,
     window: int | None = None,
     key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Float64 probabilities of x's shape."""
-    return softmax(scores(x, mask, scale, is_causal, diagonal, window, key_lengths).values)
+    values, _ = scores(x, mask, scale, is_causal, diagonal, window, key_lengths)
+    return softmax_with_sink(values, sink)[0]
 
 
 def backward(
@@ -124,3 +139,10 @@ def backward(
     grad = grad.masked_fill(y == 0, 0.0)
     dx = scale * y * (grad - (grad * y).sum(dim=-1, keepdim=True))
     return dx.masked_fill((y == 0) | excluded_by_position(y, is_causal, diagonal, window, key_lengths), 0.0)
+
+
+def sink_backward(grad: torch.Tensor, y: torch.Tensor, sink_probability: torch.Tensor) -> torch.Tensor:
+    """Float64 gradient [H] of a sink, given what it takes of each row: minus that times sum(grad * y), summed."""
+    grad = grad.detach().double().masked_fill(y == 0, 0.0)
+    of_rows = -sink_probability * (grad * y.detach().double()).sum(dim=-1)
+    return of_rows.movedim(-2, 0).flatten(1).sum(dim=1)

@@ -232,15 +232,16 @@ def test_vmap_batches_x_or_mask_or_both() -> None:
 
 
 @forward_mode
-def test_derivatives_of_the_mask_are_refused() -> None:
+def test_gradients_of_the_mask_are_refused_and_its_tangents_work() -> None:
     x, mask = normal((2, 3), torch.float32, "cpu"), normal((3,), torch.float32, "cpu")
     with pytest.raises(NotImplementedError, match="mask requires a gradient"):
         _composite.forward(x, mask.clone().requires_grad_())
     with torch.no_grad():
         assert_is_forward(_composite.forward(x, mask.clone().requires_grad_()), x, mask)
-    for scores in (lambda value: x, lambda value: x * value):
-        with pytest.raises(NotImplementedError, match="mask has a tangent"):
-            torch.func.jvp(lambda value, scores=scores: _composite.forward(scores(value), value), (mask,), (mask,))
+    _, by_mask = torch.func.jvp(lambda value: _composite.forward(x, value, 0.5, True), (mask,), (mask,))
+    _, by_sum = torch.func.jvp(lambda value: _composite.forward(x * 0.5 + value, None, 1.0, True), (mask,), (mask,))
+    assert by_mask.any()
+    torch.testing.assert_close(by_mask, by_sum)
 
 
 def contiguous(x: torch.Tensor) -> torch.Tensor:

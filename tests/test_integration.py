@@ -36,23 +36,43 @@ def opcheck_arguments(device: str) -> list[tuple[tuple[Any, ...], dict[str, Any]
         lengths = torch.tensor([4, 9], device=device)
         calls.append(((x, None, 0.5, True), {"diagonal": 4, "window": 3, "key_lengths": lengths}))
         calls.append(((x, random_mask("bool", (5, 9), dtype, device)), {"key_lengths": lengths.int()}))
+        sink = normal((3,), torch.float32, device, 7).requires_grad_(requires_grad)
+        calls.append(((x, None, 0.5), {"sink": sink}))
     calls.append(((normal((4, 7), torch.float32, device).t(), None, 0.5), {}))
     calls.append(((torch.empty(0, 5, device=device),), {}))
     return calls
 
 
 # torch's own, while it clones arguments that require gradients.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+clones_leaves = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+
+@clones_leaves
 def test_opcheck_forward(device: str) -> None:
     for args, kwargs in opcheck_arguments(device):
         torch.library.opcheck(OPS.scaled_mask_softmax.default, args, kwargs)
 
 
+@clones_leaves
 def test_opcheck_in_place(device: str) -> None:
     for args, kwargs in opcheck_arguments(device):
         x = args[0].detach().clone()
         # A leaf that requires grad cannot be overwritten; opcheck hands over leaves.
         torch.library.opcheck(OPS.scaled_mask_softmax_.default, (x, *args[1:]), kwargs)
+
+
+def test_opcheck_of_overloads_with_a_value_of_each_row(device: str) -> None:
+    options = {"diagonal": 1, "window": None, "key_lengths": torch.tensor([4, 9], device=device)}
+    for dtype in (torch.float32, torch.float16, torch.float64):
+        x, grad = (normal((2, 3, 5, 9), dtype, device, seed) for seed in (0, 1))
+        sink = normal((3,), dtype, device, 2)
+        arguments = (x, random_mask("bool", (2, 1, 1, 9), dtype, device), 0.5, True)
+        torch.library.opcheck(OPS.scaled_mask_softmax.with_sink_probability, arguments, {**options, "sink": sink})
+        torch.library.opcheck(
+            OPS.scaled_mask_softmax_.with_sink_probability, (x.clone(), *arguments[1:]), {**options, "sink": sink}
+        )
+        y = sms.scaled_mask_softmax(x)
+        torch.library.opcheck(OPS.scaled_mask_softmax_backward.with_dots, (grad, y, 0.5, True), options)
 
 
 def test_opcheck_backward(device: str) -> None:
@@ -72,11 +92,18 @@ def test_opcheck_backward(device: str) -> None:
 
 def test_every_overload_is_checked_above() -> None:
     names = {
-        str(schema.name)
+        (schema.name.removeprefix("scaled_mask_softmax::"), schema.overload_name)
         for schema in torch._C._jit_get_all_schemas()
         if schema.name.startswith("scaled_mask_softmax::")
     }
-    assert names == {f"scaled_mask_softmax::scaled_mask_softmax{suffix}" for suffix in ("", "_", "_backward")}
+    assert names == {
+        ("scaled_mask_softmax", ""),
+        ("scaled_mask_softmax", "with_sink_probability"),
+        ("scaled_mask_softmax_", ""),
+        ("scaled_mask_softmax_", "with_sink_probability"),
+        ("scaled_mask_softmax_backward", ""),
+        ("scaled_mask_softmax_backward", "with_dots"),
+    }
 
 
 def test_fake_tensors_have_the_strides_of_real_ones(device: str) -> None:

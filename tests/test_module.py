@@ -61,7 +61,6 @@ def test_repr_names_what_is_not_default(module: ScaledMaskSoftmax, text: str) ->
 def test_what_is_not_supported_yet_is_refused(device: str) -> None:
     x = normal((2, 3, 5), torch.float32, device)
     for module, options in [
-        (ScaledMaskSoftmax(), {"sink": torch.zeros(2, device=device)}),
         (ScaledMaskSoftmax(dropout_p=0.5), {}),
     ]:
         with pytest.raises(NotImplementedError, match="is not supported yet"):

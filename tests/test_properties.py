@@ -45,12 +45,16 @@ def calls(draw: st.DrawFn, device: str) -> dict[str, Any]:
         "diagonal": draw(st.integers(-8, 70)),
         "window": draw(st.none() | st.integers(1, 80)),
         "key_lengths": None,
+        "sink": None,
         "mask": None,
         "grad": draw(laid_out(normal(shape, dtype, device, seed + 1, 1.0))),
     }
     if len(shape) >= 3 and draw(st.booleans()):
         values = draw(st.lists(st.integers(-3, shape[-1] + 3), min_size=shape[0], max_size=shape[0]))
         call["key_lengths"] = torch.tensor(values, dtype=draw(st.sampled_from([torch.int32, torch.int64]))).to(device)
+    if len(shape) >= 3 and draw(st.booleans()):
+        sink_dtype = dtype if draw(st.booleans()) or dtype == torch.float64 else torch.float32
+        call["sink"] = normal(shape[-3], sink_dtype, device, seed + 3)
     if kind != "none":
         mask_shape = [size if draw(st.booleans()) else 1 for size in shape]
         dropped = draw(st.integers(0, len(shape)))
@@ -74,7 +78,7 @@ def test_any_call(device: str, data: st.DataObject) -> None:
 @given(st.data())
 def test_any_call_in_place(device: str, data: st.DataObject) -> None:
     call = data.draw(calls(device))
-    options = {name: call[name] for name in ("scale", "is_causal", "diagonal", "window", "key_lengths")}
+    options = {name: call[name] for name in ("scale", "is_causal", "diagonal", "window", "key_lengths", "sink")}
     y = sms.scaled_mask_softmax(call["x"], call["mask"], **options)
     sms.scaled_mask_softmax_(call["x"], call["mask"], **options)
     assert torch.equal(bits(call["x"]), bits(y))

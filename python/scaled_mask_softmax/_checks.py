@@ -101,6 +101,24 @@ def _check_key_lengths(x: torch.Tensor, name: str, key_lengths: torch.Tensor) ->
     )
 
 
+def _check_sink(x: torch.Tensor, sink: torch.Tensor) -> None:
+    half = x.dtype in _SIXTEEN_BIT
+    if not (sink.dtype == x.dtype or (half and sink.dtype == torch.float32)):
+        raise TypeError(
+            f"{_PREFIX}sink has dtype {sink.dtype} for x of dtype {x.dtype}; expected {x.dtype}"
+            f"{' or torch.float32' if half else ''}. Use sink.to(x.dtype)."
+        )
+    _check_vector(
+        x,
+        "x",
+        sink,
+        "sink",
+        -3,
+        "three dimensions or more, [..., H, Sq, Sk]",
+        "one logit for each head, an entry of dimension -3",
+    )
+
+
 def _check_options(
     x: torch.Tensor, name: str, scale: float, window: int | None, key_lengths: torch.Tensor | None
 ) -> None:
@@ -184,10 +202,7 @@ def check_forward(
     _check_element(x, "x")
     _check_options(x, "x", scale, window, key_lengths)
     if sink is not None:
-        raise NotImplementedError(
-            f"{_PREFIX}sink is not supported yet; expected None. Append its logits to x as a column and drop that "
-            "column of the result."
-        )
+        _check_sink(x, sink)
     if mask is not None:
         _check_mask(x, mask)
 
@@ -208,8 +223,8 @@ def _may_overlap_itself(x: torch.Tensor) -> bool:
     return False
 
 
-def check_in_place(x: torch.Tensor, mask: torch.Tensor | None) -> None:
-    """Raise ValueError where elements of x may share memory with one another or with mask."""
+def check_in_place(x: torch.Tensor, mask: torch.Tensor | None, sink: torch.Tensor | None) -> None:
+    """Raise ValueError where elements of x may share memory with one another, with mask or with sink."""
     if x.numel() == 0:
         return
     if _may_overlap_itself(x):
@@ -218,15 +233,16 @@ def check_in_place(x: torch.Tensor, mask: torch.Tensor | None) -> None:
             "separate memory for each, as scaled_mask_softmax_ overwrites x. Use x.contiguous() or "
             "scaled_mask_softmax."
         )
-    if mask is None or mask.untyped_storage()._cdata != x.untyped_storage()._cdata:
-        return
-    x_begin, x_end = _storage_bytes(x)
-    mask_begin, mask_end = _storage_bytes(mask)
-    if mask_begin < x_end and x_begin < mask_end:
-        raise ValueError(
-            f"{_PREFIX}mask may share memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. "
-            "Use mask.clone() or scaled_mask_softmax."
-        )
+    for name, other in (("mask", mask), ("sink", sink)):
+        if other is None or other.untyped_storage()._cdata != x.untyped_storage()._cdata:
+            continue
+        x_begin, x_end = _storage_bytes(x)
+        begin, end = _storage_bytes(other)
+        if begin < x_end and x_begin < end:
+            raise ValueError(
+                f"{_PREFIX}{name} may share memory with x; expected separate memory, as scaled_mask_softmax_ "
+                f"overwrites x. Use {name}.clone() or scaled_mask_softmax."
+            )
 
 
 def check_backward(

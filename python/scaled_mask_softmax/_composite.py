@@ -13,7 +13,8 @@ import torch
 from . import _checks
 
 
-def _accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of the numbers that rows are computed in."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -47,8 +48,11 @@ def _excluded_by_position(
     return outside
 
 
-def _probabilities(x: torch.Tensor, mask: torch.Tensor | None, scale: float, *options: Any) -> torch.Tensor:
-    scores = x.to(_accumulate_dtype(x.dtype)) * scale
+def _probabilities(
+    x: torch.Tensor, mask: torch.Tensor | None, sink: torch.Tensor | None, scale: float, *options: Any
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The probabilities, and those of the sink, ``[..., Sq]``, where there is one."""
+    scores = x.to(accumulate_dtype(x.dtype)) * scale
     excluded = _excluded_by_position(x, *options)
     if mask is not None:
         mask = _aligned_mask(x, mask)
@@ -58,30 +62,52 @@ def _probabilities(x: torch.Tensor, mask: torch.Tensor | None, scale: float, *op
             scores = scores + mask.to(scores.dtype)
     if excluded is not None:
         scores = scores.masked_fill(excluded, float("-inf"))
-    if x.numel() == 0:
-        return scores.to(x.dtype).contiguous()
+    columns = x.shape[-1]
+    if sink is not None:
+        logits = sink.to(scores.dtype).reshape(-1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, logits], -1)
+    elif x.numel() == 0:
+        return scores.to(x.dtype).contiguous(), None
     dead = (scores == float("-inf")).all(-1, keepdim=True)
+    full = torch.softmax(scores, -1)
     # Filled last, so that the result is a tensor of its own: torch.compile of torch 2.11 returns all intermediate
     # tensors of an autograd.Function, and loses the gradient where one of them, before a conversion that changed
     # nothing, is the result itself.
-    return torch.softmax(scores, -1).to(x.dtype).contiguous().masked_fill(dead, 0.0)
+    y = full[..., :columns].to(x.dtype).contiguous().masked_fill(dead, 0.0)
+    return y, None if sink is None else full[..., columns].masked_fill(dead[..., 0], 0.0)
 
 
-def _derivative(arriving: torch.Tensor, y: torch.Tensor, scale: float, *options: Any) -> torch.Tensor:
-    """The symmetric Jacobian ``scale * (diag(y) - y y^T)`` of each row, times `arriving`."""
-    probability = y.to(_accumulate_dtype(y.dtype))
+def _changes(
+    arriving: torch.Tensor,
+    sink_arriving: torch.Tensor | None,
+    y: torch.Tensor,
+    sink_probability: torch.Tensor | None,
+    *options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The symmetric Jacobian ``diag(p) - p p^T`` of each row times what arrives, p being y and its sink's probability.
+
+    Returns its part of x's shape, and each row's ``sum(p * arriving)``.
+    """
+    probability = y.to(accumulate_dtype(y.dtype))
     arriving = arriving.to(probability.dtype)
     # Selected, not multiplied, so that a NaN that arrives where the derivative is zero stays out.
     zero = y == 0
     outside = _excluded_by_position(y, *options)
     if outside is not None:
         zero = zero | outside
-    total = (arriving.masked_fill(zero, 0.0) * probability.masked_fill(zero, 0.0)).sum(-1, keepdim=True)
-    return (probability * (arriving - total) * scale).masked_fill(zero, 0.0).to(y.dtype).contiguous()
+    total = (arriving.masked_fill(zero, 0.0) * probability.masked_fill(zero, 0.0)).sum(-1)
+    if sink_arriving is not None and sink_probability is not None:
+        total = total + sink_arriving * sink_probability
+    return (probability * (arriving - total.unsqueeze(-1))).masked_fill(zero, 0.0), total
+
+
+def _sum_over_rows(values: torch.Tensor, sink_shape: tuple[int, ...]) -> torch.Tensor:
+    """Of ``[..., H, Sq]``, the sum for each head."""
+    return values.sum_to_size(*sink_shape, 1).squeeze(-1)
 
 
 class _Function(torch.autograd.Function):
-    """Saves y and key_lengths, and differentiates with the formula of the native kernels.
+    """Saves its results and key_lengths, and differentiates with the formula of the native kernels.
 
     torch's own derivative of the steps above would let a NaN in the gradient of one cell reach the cells of
     probability 0 beside it, and would keep several tensors of x's size.
@@ -93,40 +119,57 @@ class _Function(torch.autograd.Function):
     def forward(
         x: torch.Tensor,
         mask: torch.Tensor | None,
+        sink: torch.Tensor | None,
         key_lengths: torch.Tensor | None,
         scale: float,
         is_causal: bool,
         diagonal: int,
         window: int | None,
-    ) -> torch.Tensor:
-        return _probabilities(x, mask, scale, is_causal, diagonal, window, key_lengths)
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        y, sink_probability = _probabilities(x, mask, sink, scale, is_causal, diagonal, window, key_lengths)
+        return y if sink_probability is None else (y, sink_probability)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.options = inputs[3:]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, _, sink, key_lengths, ctx.scale, *options = inputs
+        ctx.options = options
+        ctx.sink = None if sink is None else (tuple(sink.shape), sink.dtype)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(output, inputs[2])
-        ctx.save_for_forward(output, inputs[2])
+        saved = (output, None, key_lengths) if sink is None else (*output, key_lengths)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        y, key_lengths = ctx.saved_tensors
-        dx = None if grads[0] is None else _derivative(grads[0], y, *ctx.options, key_lengths)
-        return dx, None, None, None, None, None, None
+        y, sink_probability, key_lengths = ctx.saved_tensors
+        sink_grad = grads[1] if len(grads) > 1 else None
+        dx = dsink = None
+        if grads[0] is not None or sink_grad is not None:
+            grad = torch.zeros_like(y) if grads[0] is None else grads[0]
+            change, total = _changes(grad, sink_grad, y, sink_probability, *ctx.options, key_lengths)
+            dx = (change * ctx.scale).to(y.dtype)
+            if ctx.sink is not None:
+                shape, dtype = ctx.sink
+                of_rows = -total if sink_grad is None else sink_grad - total
+                dsink = _sum_over_rows(sink_probability * of_rows, shape).to(dtype)
+        return dx, None, dsink, None, None, None, None, None
 
 
 class _ForwardModeFunction(_Function):
     """Apart, as torch.compile refuses functions with a jvp."""
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> torch.Tensor:
-        if tangents[0] is None or tangents[1] is not None:
-            raise NotImplementedError(
-                "scaled_mask_softmax: mask has a tangent, which is not supported yet; expected a mask without one. "
-                "Add the mask to x beforehand."
-            )
-        y, key_lengths = ctx.saved_tensors
-        return _derivative(tangents[0], y, *ctx.options, key_lengths)
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
+        of_x, of_mask, of_sink = tangents[:3]
+        y, sink_probability, key_lengths = ctx.saved_tensors
+        arriving = torch.zeros_like(y) if of_x is None else of_x.to(accumulate_dtype(y.dtype)) * ctx.scale
+        if of_mask is not None:
+            arriving = arriving + _aligned_mask(y, of_mask)
+        sink_arriving = None if of_sink is None else of_sink.to(accumulate_dtype(y.dtype)).unsqueeze(-1)
+        change, total = _changes(arriving, sink_arriving, y, sink_probability, *ctx.options, key_lengths)
+        if sink_probability is None:
+            return change.to(y.dtype)
+        return change.to(y.dtype), sink_probability * ((0.0 if sink_arriving is None else sink_arriving) - total)
 
 
 def forward(
@@ -148,7 +191,26 @@ def forward(
             "requires_grad=False. Use mask.detach(), or add the mask to x beforehand."
         )
     function = _Function if torch.compiler.is_compiling() else _ForwardModeFunction
-    return cast(torch.Tensor, function.apply(x, mask, key_lengths, scale, is_causal, diagonal, window))
+    result = function.apply(x, mask, sink, key_lengths, scale, is_causal, diagonal, window)
+    return cast(torch.Tensor, result if sink is None else result[0])
+
+
+def forward_with_sink_probability(
+    x: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    is_causal: bool,
+    *,
+    diagonal: int,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+    sink: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the probabilities of x and those of each row's sink, ``[..., Sq]``; not differentiable."""
+    _checks.check_forward(x, mask, scale, window, key_lengths, sink)
+    with torch.no_grad():
+        y, sink_probability = _probabilities(x, mask, sink, scale, is_causal, diagonal, window, key_lengths)
+    return y, cast(torch.Tensor, sink_probability)
 
 
 def forward_in_place(
@@ -166,8 +228,18 @@ def forward_in_place(
     _checks.check_forward(x, mask, scale, window, key_lengths, sink)
     # Storages cannot be compared while torch.compile traces, nor need they be: the result is whole before it is copied.
     if not torch.compiler.is_compiling():
-        _checks.check_in_place(x, mask)
+        _checks.check_in_place(x, mask, sink)
     x.copy_(forward(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink))
+
+
+def forward_in_place_with_sink_probability(
+    x: torch.Tensor, mask: torch.Tensor | None, *options: Any, sink: torch.Tensor, **keywords: Any
+) -> torch.Tensor:
+    """Overwrite x with its probabilities and return those of each row's sink; not differentiable."""
+    y, sink_probability = forward_with_sink_probability(x, mask, *options, sink=sink, **keywords)
+    _checks.check_in_place(x, mask, sink)
+    x.copy_(y)
+    return sink_probability
 
 
 def backward(
@@ -182,4 +254,21 @@ def backward(
 ) -> torch.Tensor:
     """Return the gradient of x from the probabilities y and their gradient."""
     _checks.check_backward(grad, y, scale, window, key_lengths)
-    return _derivative(grad, y, scale, is_causal, diagonal, window, key_lengths)
+    change, _ = _changes(grad, None, y, None, is_causal, diagonal, window, key_lengths)
+    return (change * scale).to(y.dtype).contiguous()
+
+
+def backward_with_dots(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    scale: float,
+    is_causal: bool,
+    *,
+    diagonal: int,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradient of x, and each row's ``sum(grad * y)``, ``[..., Sq]``."""
+    _checks.check_backward(grad, y, scale, window, key_lengths)
+    change, dots = _changes(grad, None, y, None, is_causal, diagonal, window, key_lengths)
+    return (change * scale).to(y.dtype).contiguous(), dots

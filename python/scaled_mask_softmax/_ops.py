@@ -17,6 +17,23 @@ _library = torch.library.Library(_NAMESPACE, "IMPL", "CompositeExplicitAutograd"
 _library.impl("scaled_mask_softmax", _without_graph(_composite.forward))
 _library.impl("scaled_mask_softmax_", _without_graph(_composite.forward_in_place))
 _library.impl("scaled_mask_softmax_backward", _without_graph(_composite.backward))
+_library.impl("scaled_mask_softmax.with_sink_probability", _composite.forward_with_sink_probability)
+_library.impl("scaled_mask_softmax_.with_sink_probability", _composite.forward_in_place_with_sink_probability)
+_library.impl("scaled_mask_softmax_backward.with_dots", _without_graph(_composite.backward_with_dots))
+
+
+def _row_values(x: torch.Tensor) -> torch.Tensor:
+    """One number for each row of x, in the dtype that rows are accumulated in."""
+    return x.new_empty(x.shape[:-1], dtype=_composite.accumulate_dtype(x.dtype))
+
+
+def _check_in_place(x: torch.Tensor, mask: torch.Tensor | None, sink: torch.Tensor | None) -> None:
+    # Not above: it imports much, and only traced programs come here.
+    from torch.fx.experimental import symbolic_shapes
+
+    # Sizes that follow from data cannot be compared yet: the kernel that finally runs checks x then.
+    if not symbolic_shapes.free_unbacked_symbols((x, mask, sink)):
+        _checks.check_in_place(x, mask, sink)
 
 
 @torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax")
@@ -48,12 +65,40 @@ def _(
     sink: torch.Tensor | None = None,
 ) -> None:
     _checks.check_forward(x, mask, scale, window, key_lengths, sink)
-    # Not above: it imports much, and only traced programs come here.
-    from torch.fx.experimental import symbolic_shapes
+    _check_in_place(x, mask, sink)
 
-    # Sizes that follow from data cannot be compared yet: the kernel that finally runs checks x then.
-    if not symbolic_shapes.free_unbacked_symbols((x, mask)):
-        _checks.check_in_place(x, mask)
+
+@torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax.with_sink_probability")
+def _(
+    x: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    is_causal: bool,
+    *,
+    diagonal: int,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+    sink: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _checks.check_forward(x, mask, scale, window, key_lengths, sink)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), _row_values(x)
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax_.with_sink_probability")
+def _(
+    x: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    is_causal: bool,
+    *,
+    diagonal: int,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+    sink: torch.Tensor,
+) -> torch.Tensor:
+    _checks.check_forward(x, mask, scale, window, key_lengths, sink)
+    _check_in_place(x, mask, sink)
+    return _row_values(x)
 
 
 @torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax_backward")
@@ -69,3 +114,18 @@ def _(
 ) -> torch.Tensor:
     _checks.check_backward(grad, y, scale, window, key_lengths)
     return torch.empty_like(y, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax_backward.with_dots")
+def _(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    scale: float,
+    is_causal: bool,
+    *,
+    diagonal: int,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _checks.check_backward(grad, y, scale, window, key_lengths)
+    return torch.empty_like(y, memory_format=torch.contiguous_format), _row_values(y)

@@ -114,65 +114,98 @@ class _Batch:
         sink = sink.reshape(sink.shape[0], *(1 for _ in range(self.leading - 2)), sink.shape[1])
         return self._merge(_expand_leading(sink, self.shape[: self.leading]))
 
-    def result(self, computed: torch.Tensor) -> torch.Tensor:
-        return _functorch._add_batch_dim(computed.view(self.shape), 0, _functorch.current_level())
+    def results(self, computed: Any) -> Any:
+        """One tensor of the scores' shape, or such a one and one number a row."""
+        level = _functorch.current_level()
+        if isinstance(computed, torch.Tensor):
+            return _functorch._add_batch_dim(computed.view(self.shape), 0, level)
+        result, of_rows = computed
+        rows = _functorch._add_batch_dim(of_rows.view(self.shape[:-1]), 0, level)
+        return _functorch._add_batch_dim(result.view(self.shape), 0, level), rows
 
 
 def _below_vmap() -> Any:
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchBatched))
 
 
-def _forward(
+def _call_forward(
+    operator: Any,
     x: torch.Tensor,
-    mask: torch.Tensor | None = None,
+    mask: torch.Tensor | None,
     *options: Any,
     key_lengths: torch.Tensor | None = None,
     sink: torch.Tensor | None = None,
     **keywords: Any,
-) -> torch.Tensor:
-    operator = _OPERATORS.scaled_mask_softmax.default
+) -> Any:
     with _below_vmap():
         scores, masks, lengths, sinks = samples = _samples(x, mask, key_lengths, sink)
         if not any(sample.batched for sample in samples):
-            return cast(torch.Tensor, operator(x, mask, *options, key_lengths=key_lengths, sink=sink, **keywords))
+            return operator(x, mask, *options, key_lengths=key_lengths, sink=sink, **keywords)
         if scores.rank == 0:  # refused by the operator
-            return cast(torch.Tensor, operator(scores.with_batch_dim().new_empty(()), None, *options, **keywords))
+            return operator(scores.with_batch_dim().new_empty(()), None, *options, **keywords)
         batch = _Batch(scores, [masks], lengths, sinks)
-        y = operator(
-            batch.scores(scores),
-            batch.mask(masks),
-            *options,
-            key_lengths=batch.key_lengths(lengths),
-            sink=batch.sink(sinks),
-            **keywords,
+        return batch.results(
+            operator(
+                batch.scores(scores),
+                batch.mask(masks),
+                *options,
+                key_lengths=batch.key_lengths(lengths),
+                sink=batch.sink(sinks),
+                **keywords,
+            )
         )
-        return batch.result(y)
+
+
+def _forward(x: torch.Tensor, mask: torch.Tensor | None = None, *options: Any, **keywords: Any) -> Any:
+    return _call_forward(_OPERATORS.scaled_mask_softmax.default, x, mask, *options, **keywords)
+
+
+def _forward_with_sink_probability(*arguments: Any, **keywords: Any) -> Any:
+    return _call_forward(_OPERATORS.scaled_mask_softmax.with_sink_probability, *arguments, **keywords)
 
 
 def _forward_in_place(x: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
     x.copy_(_OPERATORS.scaled_mask_softmax.default(x, *arguments, **keywords))
 
 
-def _backward(
+def _forward_in_place_with_sink_probability(x: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
+    y, sink_probability = _OPERATORS.scaled_mask_softmax.with_sink_probability(x, *arguments, **keywords)
+    x.copy_(y)
+    return cast(torch.Tensor, sink_probability)
+
+
+def _call_backward(
+    operator: Any,
     grad: torch.Tensor,
     y: torch.Tensor,
     *options: Any,
     key_lengths: torch.Tensor | None = None,
     **keywords: Any,
-) -> torch.Tensor:
-    operator = _OPERATORS.scaled_mask_softmax_backward.default
+) -> Any:
     with _below_vmap():
         grads, ys, lengths = samples = _samples(grad, y, key_lengths)
         if not any(sample.batched for sample in samples):
-            return cast(torch.Tensor, operator(grad, y, *options, key_lengths=key_lengths, **keywords))
+            return operator(grad, y, *options, key_lengths=key_lengths, **keywords)
         batch = _Batch(ys, [grads], lengths, _Sample(None, False))
-        dx = operator(
-            batch.scores(grads), batch.scores(ys), *options, key_lengths=batch.key_lengths(lengths), **keywords
+        return batch.results(
+            operator(
+                batch.scores(grads), batch.scores(ys), *options, key_lengths=batch.key_lengths(lengths), **keywords
+            )
         )
-        return batch.result(dx)
+
+
+def _backward(*arguments: Any, **keywords: Any) -> Any:
+    return _call_backward(_OPERATORS.scaled_mask_softmax_backward.default, *arguments, **keywords)
+
+
+def _backward_with_dots(*arguments: Any, **keywords: Any) -> Any:
+    return _call_backward(_OPERATORS.scaled_mask_softmax_backward.with_dots, *arguments, **keywords)
 
 
 _library = torch.library.Library("scaled_mask_softmax", "IMPL", "FuncTorchBatched")
 _library.impl("scaled_mask_softmax", _forward)
+_library.impl("scaled_mask_softmax.with_sink_probability", _forward_with_sink_probability)
 _library.impl("scaled_mask_softmax_", _forward_in_place)
+_library.impl("scaled_mask_softmax_.with_sink_probability", _forward_in_place_with_sink_probability)
 _library.impl("scaled_mask_softmax_backward", _backward)
+_library.impl("scaled_mask_softmax_backward.with_dots", _backward_with_dots)

@@ -114,7 +114,8 @@ def scaled_mask_softmax(
        ``window`` is given and ``j <= i + diagonal - window``, or where ``j >= key_lengths[b]``. A cell is live if none
        of these excludes it. An excluded cell counts as -inf whatever x holds there, NaN included, and gets zero
        gradient.
-    3. ``y = exp(s - max(s)) / sum(exp(s - max(s)))`` over each row.
+    3. ``y = exp(s - m) / (sum(exp(s - m)) + exp(sink[h] - m))`` over each row, m the largest of s and ``sink[h]``; the
+       terms of the sink only if one is given.
     4. A row whose ``s`` is -inf everywhere gives zeros, with zero gradients, wherever the -inf came from.
 
     Args:
@@ -140,7 +141,10 @@ def scaled_mask_softmax(
         key_lengths: None, or int32 or int64 of shape ``[B]``, one length for each entry of the first dimension of x,
             whose rank is then 3 or more. Lengths are clamped to [0, Sk] and read on x's device, without waiting for it.
             Columns past a length are not read.
-        sink, dropout_p: not supported yet; anything but the default raises.
+        sink: None, or logits of shape ``[H]``, one for each entry of dimension -3 of x, whose rank is then 3 or more;
+            its dtype is x's, or float32 for float16 and bfloat16 x. A sink takes probability without a column of its
+            own, so a row sums to less than 1. It is neither scaled nor masked.
+        dropout_p: not supported yet; anything but 0 raises.
 
     Returns:
         Probabilities of x's shape and dtype, contiguous, in memory of their own. A row with a NaN or +inf in a live
@@ -153,14 +157,15 @@ def scaled_mask_softmax(
         row of NaN, live cells get NaN and cells excluded by ``is_causal``, ``window`` or ``key_lengths`` still get 0;
         those excluded by a bool mask get either, as y does not tell them apart. Derivatives of every order, forward
         mode and the transforms of torch.func work; what they need beyond the first derivative runs in plain torch
-        operators. A mask that requires a gradient raises.
+        operators. The gradient of sink is the sum of ``-p * sum(g * y)`` over the rows of its head, p being what the
+        sink takes of the row. A mask that requires a gradient raises.
 
     Raises:
-        TypeError: a dtype of x, mask or key_lengths that is not listed above; an argument of another type than its
-            annotation's, a tensor or bool as the scale included.
-        ValueError: x of rank 0; a mask that does not broadcast or is empty for a non-empty x; key_lengths of another
-            shape; a tensor on another device; a scale that is not finite or not in range; a window below 1; a sparse
-            layout.
+        TypeError: a dtype of x, mask, key_lengths or sink that is not listed above; an argument of another type than
+            its annotation's, a tensor or bool as the scale included.
+        ValueError: x of rank 0; a mask that does not broadcast or is empty for a non-empty x; key_lengths or a sink of
+            another shape; a tensor on another device; a scale that is not finite or not in range; a window below 1; a
+            sparse layout.
         NotImplementedError: an option or derivative that is not supported yet.
     """
     if not _build.NATIVE and isinstance(x, torch.Tensor):
@@ -205,7 +210,8 @@ def scaled_mask_softmax_(
     contiguous costs a temporary copy).
 
     Raises:
-        ValueError: also where elements of x may share memory with one another (an expanded tensor) or with mask.
+        ValueError: also where elements of x may share memory with one another (an expanded tensor), with mask or with
+            sink.
         RuntimeError: x is a leaf that requires a gradient, as for every in-place operator of torch.
     """
     if not _build.NATIVE and isinstance(x, torch.Tensor):

@@ -159,6 +159,17 @@ ColumnRange live_columns_of(const Problem& problem, const RowCursor& row) {
   return shortened(live, read_key_length(length, problem.key_lengths_64));
 }
 
+// Where `statistic`, results of one number a row, is not null.
+void store_statistic(Element element, void* statistic, const RowCursor& row, double value) {
+  if (statistic == nullptr) return;
+  void* const place = offset_pointer(statistic, row.offset(kStatistic) * statistic_bytes(element));
+  if (element == Element::float64) {
+    *static_cast<double*>(place) = value;
+  } else {
+    *static_cast<float*>(place) = static_cast<float>(value);
+  }
+}
+
 // The pieces of a row and the two steps over them. Each step must get the scratch of the thread it runs on.
 class ForwardRows {
  public:
@@ -210,6 +221,28 @@ class ForwardRows {
   void reduce_and_store(const ForwardPiece& piece, const ExpSum& total, void* scratch) const {
     if (total.sum > 0) kernel_.exponentials(piece, problem_.scale, &total.maximum, scratch);
     kernel_.store(piece, scratch, total.sum);
+  }
+
+  // The row's total, given that over its columns: the sink takes part. Its probability is stored if that is wanted.
+  ExpSum complete(ExpSum total, const RowCursor& row) const {
+    if (problem_.sink == nullptr) return total;
+    const double sink =
+        kernel_.number(offset_pointer(problem_.sink, row.offset(kHead) * sink_bytes(problem_)), problem_.sink_float32);
+    double probability;
+    if (!(sink < HUGE_VAL)) {
+      total.sum = probability = std::nan("");
+    } else if (total.sum == 0) {  // no column has any weight
+      probability = sink == -HUGE_VAL ? 0 : 1;
+    } else if (sink > total.maximum) {
+      probability = 1 / (1 + total.sum * std::exp(total.maximum - sink));
+      total.sum += std::exp(sink - total.maximum);  // infinite where every column's probability is 0
+    } else {
+      const double weight = std::exp(sink - total.maximum);
+      total.sum += weight;
+      probability = weight / total.sum;
+    }
+    store_statistic(problem_.element, problem_.sink_probability, row, probability);
+    return total;
   }
 
   static ExpSum fold(const ExpSum* partials, int64_t count) {
@@ -277,9 +310,16 @@ class BackwardRows {
 
   double reduce(const BackwardPiece& piece, void*) const { return kernel_.dot(piece); }
 
-  void store(const BackwardPiece& piece, double total, void*) const { kernel_.store(piece, problem_.scale, total); }
+  void store(const BackwardPiece& piece, double total, void*) const {
+    if (problem_.dx != nullptr) kernel_.store(piece, problem_.scale, total);
+  }
 
   void reduce_and_store(const BackwardPiece& piece, double total, void*) const { store(piece, total, nullptr); }
+
+  double complete(double total, const RowCursor& row) const {
+    store_statistic(problem_.element, problem_.dots, row, total);
+    return total;
+  }
 
   static double fold(const double* partials, int64_t count) {
     double total = 0;
@@ -301,7 +341,7 @@ void run_short_rows(const Direction& direction, const Rows& rows, int64_t begin,
   for (int64_t i = begin; i < end; ++i, row.next()) {
     const auto piece = direction.piece_at(row, 0, scratch);
     direction.prefetch_next(piece);
-    direction.store(piece, direction.reduce(piece, scratch), scratch);
+    direction.store(piece, direction.complete(direction.reduce(piece, scratch), row), scratch);
   }
 }
 
@@ -315,7 +355,7 @@ void run_long_row(const Direction& direction, const RowCursor& row, typename Dir
       partials[i] = direction.reduce(direction.piece_at(row, i * kPieceColumns, scratch), scratch);
     }
   });
-  const typename Direction::Partial total = Direction::fold(partials, pieces);
+  const typename Direction::Partial total = direction.complete(Direction::fold(partials, pieces), row);
   at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
     void* const scratch = direction.scratch();
     for (int64_t i = begin; i < end; ++i) {

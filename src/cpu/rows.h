@@ -46,6 +46,8 @@ struct ForwardKernel {
   ExpSum (*exponentials)(const ForwardPiece& piece, double scale, const double* maximum, void* scratch);
   // Writes the piece of y from scratch, given the sum over the whole row.
   void (*store)(const ForwardPiece& piece, const void* scratch, double sum);
+  // The number at `address`, a float or an element.
+  double (*number)(const void* address, bool is_float32);
 };
 
 struct BackwardKernel {

@@ -496,6 +496,12 @@ struct Forward {
     return {shift, sum};
   }
 
+  static double number(const void* address, bool is_float32) {
+    if (is_float32) return *static_cast<const float*>(address);
+    const auto raw = load<typename X::Raw>(static_cast<const Storage*>(address), SomeLanes{0, 1});
+    return X::widen(raw)[0];
+  }
+
   static void store_row(const ForwardPiece& piece, const void* scratch, double sum) {
     const Compute* const values = static_cast<const Compute*>(scratch);
     Storage* const y = static_cast<Storage*>(piece.y);
@@ -573,7 +579,8 @@ struct Backward {
 
 template <Element element, MaskKind mask_kind>
 constexpr ForwardKernel forward_kernel() {
-  return {Forward<element, mask_kind>::exponentials, Forward<element, mask_kind>::store_row};
+  using Row = Forward<element, mask_kind>;
+  return {Row::exponentials, Row::store_row, Row::number};
 }
 
 template <Element element, int64_t grad_stride>

@@ -58,8 +58,11 @@ struct ForwardArguments {
   int shared_second;           // where the mask begins there, in bytes
   Band band;        // of query index 0; covers every column where nothing is excluded
   NearBand near;
-  RowValues key_lengths;
+  RowValues<const char> key_lengths;
   bool key_lengths_64;
+  RowValues<const char> sink;
+  bool sink_float32;           // else x's dtype
+  RowValues<char> sink_probability;
   PackedScale packed;
   float scale;
   double scale64;
@@ -78,8 +81,9 @@ struct BackwardArguments {
   bool grad_expanded;  // column stride 0: one element serves the row
   Band band;
   NearBand near;
-  RowValues key_lengths;
+  RowValues<const char> key_lengths;
   bool key_lengths_64;
+  RowValues<char> dots;
   float scale;
   double scale64;
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "segment.cuh"
+#include "sink.cuh"
 #include "team.cuh"
 
 namespace sms::cuda {
@@ -44,7 +45,11 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
   // Exponentials against the warp's own maximum first, so that the block meets only once.
   const Real maximum = RowScores::maximum_of(warp_reduce(scores.largest(), RowScores::larger));
   const Real sum = warp_sum(scores.exponentiate(maximum, exponent, segment.extent, segment.lane));
-  const Totals<Real> totals = segment.team.totals(maximum, sum, exponent);
+  Totals<Real> totals = segment.team.totals(maximum, sum, exponent);
+  if (arguments.sink.data != nullptr) {
+    totals.normalizer = with_sink<kElement>(arguments, blockIdx.x, exponent.score(totals.maximum), totals.normalizer,
+                                            threadIdx.x == 0);
+  }
   Chunk<16> result[kBlockVectors];
   scores.normalize(result, exponent.rescale(totals.normalizer, maximum, totals.maximum));
   store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(arguments.y + segment.place.output + bytes, result,
@@ -69,6 +74,10 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
   for (int k = 0; k < kBlockVectors; ++k) dot = add(dot, raw.dot(k));
   raw.keep_packed();
   dot = segment.team.sum(warp_sum(dot));
+  if (arguments.dots.data != nullptr) {
+    if (threadIdx.x == 0) store_row_value(arguments, arguments.dots, blockIdx.x, dot);
+    if (arguments.dx == nullptr) return;
+  }
   Chunk<16> result[kBlockVectors];
 #pragma unroll
   for (int k = 0; k < kBlockVectors; ++k) result[k] = raw.result(k, dot, scale_of<Real>(arguments));

@@ -63,9 +63,13 @@ cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStre
   arguments.mask_column_stride = piece.mask == nullptr ? 0 : piece.mask_column_stride * mask_bytes;
   arguments.band = piece.band;
   arguments.near = near_band(piece.band);
-  arguments.key_lengths =
-      make_row_values(piece.rows, piece.key_lengths, kBatch, key_length_bytes(piece.key_lengths_64));
+  arguments.key_lengths = make_row_values(piece.rows, static_cast<const char*>(piece.key_lengths), kBatch,
+                                          key_length_bytes(piece.key_lengths_64));
   arguments.key_lengths_64 = piece.key_lengths_64;
+  arguments.sink = make_row_values(piece.rows, static_cast<const char*>(piece.sink), kHead, sink_bytes(piece));
+  arguments.sink_float32 = piece.sink_float32;
+  arguments.sink_probability = make_row_values(piece.rows, static_cast<char*>(piece.sink_probability), kStatistic,
+                                               statistic_bytes(piece.element));
   arguments.packed = packed_scale(piece.scale);
   arguments.scale = static_cast<float>(piece.scale);
   arguments.scale64 = piece.scale;
@@ -99,9 +103,11 @@ cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStr
   arguments.grad_expanded = piece.grad_column_stride == 0;
   arguments.band = piece.band;
   arguments.near = near_band(piece.band);
-  arguments.key_lengths =
-      make_row_values(piece.rows, piece.key_lengths, kBatch, key_length_bytes(piece.key_lengths_64));
+  arguments.key_lengths = make_row_values(piece.rows, static_cast<const char*>(piece.key_lengths), kBatch,
+                                          key_length_bytes(piece.key_lengths_64));
   arguments.key_lengths_64 = piece.key_lengths_64;
+  arguments.dots =
+      make_row_values(piece.rows, static_cast<char*>(piece.dots), kStatistic, statistic_bytes(piece.element));
   arguments.scale = static_cast<float>(piece.scale);
   arguments.scale64 = piece.scale;
   arguments.y_span = span_of(piece.y, piece.rows, kInput, bytes, piece.columns, 1);
@@ -134,7 +140,13 @@ cudaError_t launch_pieces(const Plan& plan, const Problem& problem, cudaStream_t
 cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t stream) {
   const bool masked = problem.mask_kind != MaskKind::none;
   ForwardProblem ordered = problem;
-  const bool used[kOperands] = {true, masked, true, problem.band.active, problem.key_lengths != nullptr, false};
+  const bool used[kOperands] = {true,
+                                 masked,
+                                 true,
+                                 problem.band.active,
+                                 problem.key_lengths != nullptr,
+                                 problem.sink != nullptr,
+                                 problem.sink_probability != nullptr};
   ordered.rows = walk_order(problem.rows, used, masked);
   const Plan plan = choose({Direction::forward, problem.columns, problem.element, problem.mask_kind,
                             problem.band.active, capability});
@@ -143,7 +155,13 @@ cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t 
 
 cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_t stream) {
   BackwardProblem ordered = problem;
-  const bool used[kOperands] = {true, true, true, problem.band.active, problem.key_lengths != nullptr, false};
+  const bool used[kOperands] = {true,
+                                 true,
+                                 problem.dx != nullptr,
+                                 problem.band.active,
+                                 problem.key_lengths != nullptr,
+                                 false,
+                                 problem.dots != nullptr};
   ordered.rows = walk_order(problem.rows, used, false);
   const Plan plan = choose({Direction::backward, problem.columns, problem.element, MaskKind::none,
                             problem.band.active, capability});

@@ -38,8 +38,9 @@ struct RowPlace {
 };
 
 // An operand of one number a row.
+template <typename Byte>
 struct RowValues {
-  const char* data;           // null where it is not given
+  Byte* data;                 // null where it is not given
   int64_t stride[kMapDims];   // bytes, innermost dimension first
 };
 
@@ -53,8 +54,9 @@ struct RowMap {
 #if defined(__CUDACC__)
   // Where the row's element of `values` lies. Apart from locate(), so that a row pays for it only where it is given;
   // a loop that stays one takes fewest registers from the kernels around it.
-  __device__ __forceinline__ const char* find(const RowValues& values, uint32_t row) const {
-    const char* address = values.data;
+  template <typename Byte>
+  __device__ __forceinline__ Byte* find(const RowValues<Byte>& values, uint32_t row) const {
+    Byte* address = values.data;
 #pragma unroll 1
     for (int d = 0; d < dims; ++d) {
       uint32_t index = row;
@@ -114,9 +116,10 @@ inline RowMap make_row_map(const Rows& rows, int64_t input_bytes, int64_t second
   return map;
 }
 
-inline RowValues make_row_values(const Rows& rows, const void* data, Operand operand, int64_t bytes) {
-  RowValues values{};
-  values.data = static_cast<const char*>(data);
+template <typename Byte>
+RowValues<Byte> make_row_values(const Rows& rows, Byte* data, Operand operand, int64_t bytes) {
+  RowValues<Byte> values{};
+  values.data = data;
   for (int d = 0; d < rows.dims; ++d) values.stride[d] = rows.dim[rows.dims - 1 - d].stride[operand] * bytes;
   return values;
 }

@@ -63,6 +63,11 @@ struct Exponents {
     return power_of_two(multiply(add(score, -shift), factor));
   }
 
+  // A maximum as a score.
+  __device__ __forceinline__ Real score(Real maximum) const {
+    return kUnscaled ? multiply(maximum, static_cast<Real>(packed.unit)) : maximum;
+  }
+
   // A sum of exponentials taken against the maximum `from`, restated against `to` >= `from`. Keeps NaN.
   __device__ __forceinline__ Real rescale(Real sum, Real from, Real to) const {
     return multiply(sum, (*this)(from, shift(to)));

@@ -6,6 +6,7 @@
 
 #include "copy.cuh"
 #include "segment.cuh"
+#include "sink.cuh"
 #include "team.cuh"
 
 namespace sms::cuda {
@@ -238,7 +239,11 @@ struct SharedForward {
     visit_live<kCount>(columns, 0, load, [&](const Raw& raw, int, const Extent& extent) {
       sum += scores(raw, extent).exponentiate(maximum, exponent, extent, 0);
     });
-    const Totals<Real> totals = team.totals(maximum, warp_sum(sum.value()), exponent);
+    Totals<Real> totals = team.totals(maximum, warp_sum(sum.value()), exponent);
+    if (arguments.sink.data != nullptr) {
+      totals.normalizer = with_sink<kElement>(arguments, team.row(), exponent.score(totals.maximum), totals.normalizer,
+                                              team.block == 0 && threadIdx.x == 0);
+    }
 
     char* y = arguments.y + place.output + columns.start * kBytes;
     const int ahead = kWhole ? 0 : elements_ahead<kBytes>(y);
@@ -304,6 +309,10 @@ struct SharedBackward {
       sum += raw.dot(0);
     });
     const Real dot = team.sum(warp_sum(sum.value()));
+    if (arguments.dots.data != nullptr) {
+      if (team.block == 0 && threadIdx.x == 0) store_row_value(arguments, arguments.dots, team.row(), dot);
+      if (arguments.dx == nullptr) return;
+    }
 
     char* dx = arguments.dx + place.output + columns.start * kBytes;
     const int ahead = kWhole ? 0 : elements_ahead<kBytes>(dx);

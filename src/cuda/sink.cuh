@@ -1,11 +1,10 @@
-// The sink: a score of each row without a column, that takes part in the row's maximum and sum. And how a number that
-// belongs to a row is stored.
+// The sink: a score of each row without a column, that takes part in the row's sum. And how a number that belongs to a row
+// is stored.
 #pragma once
 
 #include "../row_math.h"
 #include "arguments.h"
 #include "elements.cuh"
-#include "reduce.cuh"
 
 namespace sms::cuda {
 
@@ -27,32 +26,33 @@ __device__ __forceinline__ Accumulate<kElement> read_sink(const ForwardArguments
   return value[0];
 }
 
-// Stores the sink's probability, if that is wanted, given the row's totals with the sink. By one lane of the row.
+// A row's normalizer with its sink in the sum, given that of its columns alone and their largest score. The lane for
+// which `stores` is true writes what the sink takes, if that is wanted.
 template <Element kElement, typename Real>
-__device__ __forceinline__ void store_sink_probability(const ForwardArguments& arguments, uint32_t row, Real maximum,
-                                                       Real normalizer) {
-  if (arguments.sink_probability.data == nullptr) return;
-  const Real weight = exponential(read_sink<kElement>(arguments, row), finite_shift(maximum));
-  store_row_value(arguments, arguments.sink_probability, row, multiply(weight, normalizer));
-}
-
-// Adds the sink to a maximum and the sum of exponentials against it.
-template <Element kElement, typename Real>
-__device__ __forceinline__ void add_sink(const ForwardArguments& arguments, uint32_t row, Real& maximum, Real& sum) {
+__device__ __forceinline__ Real with_sink(const ForwardArguments& arguments, uint32_t row, Real maximum,
+                                          Real normalizer, bool stores) {
   const Real sink = read_sink<kElement>(arguments, row);
-  const Real larger = fmax(maximum, sink);
-  sum = add(rescale(sum, maximum, larger), exponential(sink, finite_shift(larger)));
-  maximum = larger;
-}
-
-// block_totals() of a row, the sink included. The block's first warp brings it in.
-template <Element kElement, typename Real>
-__device__ __forceinline__ Totals<Real> row_totals(const ForwardArguments& arguments, uint32_t row, Real maximum,
-                                                   Real sum) {
-  if (arguments.sink.data != nullptr && threadIdx.x < kWarpLanes) add_sink<kElement>(arguments, row, maximum, sum);
-  const Totals<Real> totals = block_totals(maximum, sum);
-  if (threadIdx.x == 0) store_sink_probability<kElement>(arguments, row, totals.maximum, totals.normalizer);
-  return totals;
+  Real result = sink - sink;  // NaN for a sink of NaN or +inf
+  Real probability = result;
+  if (sink < -kNegativeInfinity<Real>) {
+    if (normalizer == Real{0}) {  // no column has any weight
+      result = 0;
+      probability = sink == kNegativeInfinity<Real> ? Real{0} : Real{1};
+    } else {
+      // Both against the larger of the two scores, so that nothing overflows.
+      const Real distance = add(sink, -maximum);
+      const Real weight = power_of_two(multiply(-fabs(distance), static_cast<Real>(kLog2E)));
+      const Real columns = distance > Real{0} ? weight : Real{1};
+      const Real beside = distance > Real{0} ? Real{1} : weight;
+      const Real share = multiply(normalizer, reciprocal(add(columns, multiply(beside, normalizer))));
+      result = multiply(columns, share);
+      probability = multiply(beside, share);
+    }
+  }
+  if (stores && arguments.sink_probability.data != nullptr) {
+    store_row_value(arguments, arguments.sink_probability, row, probability);
+  }
+  return result;
 }
 
 }  // namespace sms::cuda

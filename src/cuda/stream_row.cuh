@@ -6,6 +6,7 @@
 #pragma once
 
 #include "segment.cuh"
+#include "sink.cuh"
 #include "team.cuh"
 
 namespace sms::cuda {
@@ -74,7 +75,11 @@ __global__ void __launch_bounds__(kStreamThreads)
 
   const Real warp_maximum = warp_max(maximum);
   const Real warp_part = warp_sum(exponent.rescale(sum.value(), maximum, warp_maximum));
-  const Totals<Real> totals = BlockTeam().totals(warp_maximum, warp_part, exponent);
+  Totals<Real> totals = BlockTeam().totals(warp_maximum, warp_part, exponent);
+  if (arguments.sink.data != nullptr) {
+    totals.normalizer = with_sink<kElement>(arguments, blockIdx.x, exponent.score(totals.maximum), totals.normalizer,
+                                            threadIdx.x == 0);
+  }
 
 #pragma unroll 1
   for (int64_t chunk = chunks.count - 1; chunk >= 0; --chunk) {
@@ -123,6 +128,10 @@ __global__ void __launch_bounds__(kStreamThreads)
   }
 
   const Real dot = BlockTeam().sum(warp_sum(sum.value()));
+  if (arguments.dots.data != nullptr) {
+    if (threadIdx.x == 0) store_row_value(arguments, arguments.dots, blockIdx.x, dot);
+    if (arguments.dx == nullptr) return;
+  }
 
 #pragma unroll 1
   for (int64_t chunk = chunks.count - 1; chunk >= 0; --chunk) {

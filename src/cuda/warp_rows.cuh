@@ -4,6 +4,7 @@
 
 #include "reduce.cuh"
 #include "segment.cuh"
+#include "sink.cuh"
 
 namespace sms::cuda {
 
@@ -14,6 +15,11 @@ struct GroupRows {
 
   RowPlace place[kRows];
   Extent extent[kRows];
+
+  // The number of row r, which may not exist.
+  __device__ __forceinline__ uint32_t number(int r) const {
+    return blockIdx.x * (kGroups * kRows) + threadIdx.x / kLanes + r * kGroups;
+  }
 
   template <typename Arguments>
   __device__ __forceinline__ explicit GroupRows(const Arguments& arguments) {
@@ -77,8 +83,13 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   group_sum<kLanes>(sum);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    Real factor = normalizer(sum[r]);
+    if (arguments.sink.data != nullptr && rows.number(r) < arguments.rows.rows) {
+      const Real maximum = exponent.score(RowScores::maximum_of(key[r]));
+      factor = with_sink<kElement>(arguments, rows.number(r), maximum, factor, lane == 0);
+    }
     Chunk<16> result[kVectors];
-    scores[r].normalize(result, normalizer(sum[r]));
+    scores[r].normalize(result, factor);
     store_vectors<kLanes, kWhole, kBytesOf<kElement>>(arguments.y + rows.place[r].output, result, rows.extent[r], lane);
   }
 }
@@ -114,8 +125,13 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
     Chunk<16> result[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) result[k] = raw[r].result(k, dot[r], scale_of<Real>(arguments));
-    store_vectors<kLanes, kWhole, kBytesOf<kElement>>(arguments.dx + rows.place[r].output, result, rows.extent[r],
-                                                      lane);
+    if (arguments.dx != nullptr) {
+      store_vectors<kLanes, kWhole, kBytesOf<kElement>>(arguments.dx + rows.place[r].output, result, rows.extent[r],
+                                                        lane);
+    }
+    if (arguments.dots.data != nullptr && lane == 0 && rows.number(r) < arguments.rows.rows) {
+      store_row_value(arguments, arguments.dots, rows.number(r), dot[r]);
+    }
   }
 }
 
