@@ -33,13 +33,6 @@ OptionalTensor optional(const Tensor& tensor) { return tensor.defined() ? Option
 Tensor tangent_of(const Tensor& tensor) { return tensor._fw_grad(/*level=*/0); }
 Tensor without_tangent(const Tensor& tensor) { return has_tangent(tensor) ? tensor._fw_primal(/*level=*/0) : tensor; }
 
-// What has no derivative yet is refused: a silent zero would be worse.
-void refuse_missing_derivatives(const OptionalTensor& mask) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!(at::GradMode::is_enabled() && mask.has_value() && mask->requires_grad()),
-                              "scaled_mask_softmax: mask requires a gradient, which is not supported yet; expected a "
-                              "mask with requires_grad=False. Use mask.detach(), or add the mask to x beforehand.");
-}
-
 // The backward operator dx = scale * y * (grad - sum(grad * y)) as a function of y, where a cell with y == 0 takes part
 // as if its grad were 0. Its derivatives need no exclusion by position: outside the band y is 0 or the row is NaN.
 struct DependenceOnY {
@@ -105,34 +98,109 @@ Tensor sink_gradient(const Tensor& probability, const Tensor& dots) {
   return at::mul(probability, dots).sum(others).neg();
 }
 
+// Gradients of a float mask.
+struct DependenceOnMask {
+  const Tensor& y;
+  const MaskLayout& mask;
+
+  static MaskLayout layout(const Tensor& x, const Tensor& given) {
+    const bool per_sample = x.dim() == 4 && given.dim() == 3;
+    const Tensor aligned = per_sample ? given.unsqueeze(1) : given;
+    MaskLayout layout{given.dim(), 0, static_cast<int64_t>(given.scalar_type())};
+    for (int64_t d = 0; d < aligned.dim(); ++d) {
+      if (aligned.sym_size(d) != 1) layout.kept |= int64_t{1} << (x.dim() - aligned.dim() + d);
+    }
+    return layout;
+  }
+
+  bool keeps(int64_t dim) const { return (mask.kept >> dim & 1) != 0; }
+  bool keeps_columns() const { return keeps(y.dim() - 1); }
+  at::ScalarType dtype() const { return static_cast<at::ScalarType>(mask.dtype); }
+
+  // The mask is of y's own shape and dtype.
+  bool is_like_y() const {
+    for (int64_t d = 0; d < y.dim(); ++d) {
+      if (!keeps(d) && y.sym_size(d) != 1) return false;
+    }
+    return dtype() == y.scalar_type();
+  }
+
+  c10::SymDimVector size() const {
+    c10::SymDimVector size;
+    for (int64_t d = 0; d < y.dim(); ++d) size.push_back(keeps(d) ? y.sym_size(d) : c10::SymInt(1));
+    return size;
+  }
+
+  // Values of cells, or of rows with a last dimension of 1, summed over the dimensions that the mask lacks.
+  Tensor sum(const Tensor& values) const {
+    c10::SmallVector<int64_t, 8> dims;
+    for (int64_t d = 0; d < y.dim(); ++d) {
+      if (!keeps(d) && !(d == y.dim() - 1 && values.sym_size(d) == 1)) dims.push_back(d);
+    }
+    return dims.empty() ? values : values.sum(dims, /*keepdim=*/true);
+  }
+
+  // From a tensor of size() to the mask's own shape and dtype.
+  Tensor finish(const Tensor& gradient) const {
+    const Tensor converted = gradient.to(dtype());
+    if (mask.rank == y.dim()) return converted;
+    if (y.dim() == 4 && mask.rank == 3) return converted.squeeze(1);
+    return converted.reshape_symint(c10::SymIntArrayRef(size()).slice(y.dim() - mask.rank));
+  }
+};
+
+// A tensor that the operators' kernels see as it is: nothing differentiates or batches what is computed from it.
+bool is_plain(const Tensor& tensor) {
+  return !has_tangent(tensor) && !tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::FuncTorchBatched);
+}
+
 struct Forward {
   static constexpr const char* kName = "ScaledMaskSoftmaxBackward";
   static constexpr size_t kSaved = 3;   // y, key_lengths, sink's probability
-  static constexpr size_t kInputs = 2;  // x, sink
+  static constexpr size_t kInputs = 3;  // x, mask, sink
 
   static variable_list differentiate(const Tensor& grad, const std::array<Tensor, kSaved>& saved,
                                      const SymOptions& options, int64_t needs) {
-    const auto& [y, key_lengths, sink_probability] = saved;
+    const auto& [y, key_lengths_, sink_probability] = saved;
+    const OptionalTensor key_lengths = optional(key_lengths_);
     const bool of_x = (needs & 1) != 0;
-    const bool of_sink = (needs & 2) != 0;
+    const bool of_mask = (needs & 2) != 0;
+    const bool of_sink = (needs & 4) != 0;
+    const DependenceOnMask mask{y, options.mask};
+    SymOptions unscaled = options;
+    unscaled.scale = 1.0;
     variable_list result(kInputs);
-    if (of_sink && !is_differentiated(grad, y)) {
-      Tensor dots;
-      std::tie(result[0], dots) = call_backward_with_dots(grad, y, options, optional(key_lengths));
-      result[1] = sink_gradient(sink_probability, dots);
-      return result;
-    }
-    if (of_x) result[0] = call_backward(grad, y, options, optional(key_lengths));
-    if (of_sink) {
-      const DependenceOnSink sink(y, sink_probability);
-      result[1] = sink_gradient(sink.probability, sink.dots(grad));
+    if ((!of_mask || mask.is_like_y()) && !of_sink) {
+      if (of_x) result[0] = call_backward(grad, y, options, key_lengths);
+      if (of_mask) {
+        result[1] = mask.finish(of_x && options.scale == 1.0 ? result[0] : call_backward(grad, y, unscaled, key_lengths));
+      }
+    } else if (at::GradMode::is_enabled() || !is_plain(grad) || !is_plain(y)) {
+      // In differentiable operators.
+      if (of_x) result[0] = call_backward(grad, y, options, key_lengths);
+      if (of_mask) {
+        const Tensor scores = call_backward(grad, y, unscaled, key_lengths);
+        result[1] = mask.finish(mask.sum(DependenceOnY::accumulated(scores)));
+      }
+      if (of_sink) {
+        const DependenceOnSink sink(y, sink_probability);
+        result[2] = sink_gradient(sink.probability, sink.dots(grad));
+      }
+    } else {
+      const auto [dx, dots] = call_backward_with_dots(grad, y, options, key_lengths, of_x);
+      if (of_x) result[0] = dx;
+      if (of_mask && mask.keeps_columns()) {
+        const c10::SymDimVector size = mask.size();
+        result[1] = mask.finish(call_mask_backward(grad, y, dots, size, mask.dtype(), options, key_lengths));
+      } else if (of_mask) {
+        // What is added to a whole row moves probability between its columns and its sink only: without a sink there
+        // is nothing to gain, but a NaN stays one.
+        const Tensor rows = sink_probability.defined() ? at::mul(sink_probability, dots) : at::mul(dots, 0.0);
+        result[1] = mask.finish(mask.sum(rows.unsqueeze(-1)));
+      }
+      if (of_sink) result[2] = sink_gradient(sink_probability, dots);
     }
     return result;
-  }
-
-  // Whether a derivative of this derivative may be asked for.
-  static bool is_differentiated(const Tensor& grad, const Tensor& y) {
-    return at::GradMode::is_enabled() || has_tangent(grad) || has_tangent(y);
   }
 };
 
@@ -171,7 +239,11 @@ Tensor tangent_of_result(const Tensor& y, const Tensor& x_tangent, const Optiona
 }
 
 // Whether a derivative needs to know what each row's sink took.
-bool needs_sink_probability(const OptionalTensor& sink) { return needs_grad(sink) || has_tangent(sink); }
+bool needs_sink_probability(const Tensor& x, const OptionalTensor& mask, const OptionalTensor& sink) {
+  if (!sink.has_value()) return false;
+  if (needs_grad(sink) || has_tangent(sink)) return true;
+  return needs_grad(mask) && !DependenceOnMask{x, DependenceOnMask::layout(x, *mask)}.keeps_columns();
+}
 
 template <typename Node>
 void save(Node& node, SavedVariable y, const OptionalTensor& key_lengths, const Tensor& sink_probability) {
@@ -182,22 +254,22 @@ void save(Node& node, SavedVariable y, const OptionalTensor& key_lengths, const 
 
 Tensor forward(const Tensor& x, const OptionalTensor& mask, double scale, bool is_causal, c10::SymInt diagonal,
                OptionalSymInt window, const OptionalTensor& key_lengths, const OptionalTensor& sink) {
-  refuse_missing_derivatives(mask);
-  const SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
+  SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
   Tensor y;
   Tensor sink_probability;
   {
     const at::AutoDispatchBelowADInplaceOrView below;
-    if (needs_sink_probability(sink)) {
+    if (needs_sink_probability(x, mask, sink)) {
       std::tie(y, sink_probability) = call_forward_with_sink(x, mask, options, key_lengths, *sink);
     } else {
       y = call_forward(x, mask, options, key_lengths, sink);
     }
   }
-  const bool differentiable = needs_grad(x) || needs_grad(sink);
+  const bool differentiable = needs_grad(x) || needs_grad(mask) || needs_grad(sink);
   DerivativePointer<Forward> node;
   if (differentiable) {
-    node = make_derivative<Forward>(options, x, sink);
+    if (needs_grad(mask)) options.mask = DependenceOnMask::layout(x, *mask);
+    node = make_derivative<Forward>(options, x, mask, sink);
     torch::autograd::set_history(y, node);
   }
   if (has_tangent(x) || has_tangent(mask) || has_tangent(sink)) {
@@ -213,17 +285,19 @@ Tensor forward(const Tensor& x, const OptionalTensor& mask, double scale, bool i
 
 void forward_in_place(Tensor& x, const OptionalTensor& mask, double scale, bool is_causal, c10::SymInt diagonal,
                       OptionalSymInt window, const OptionalTensor& key_lengths, const OptionalTensor& sink) {
-  refuse_missing_derivatives(mask);
-  const SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
-  const bool differentiable = needs_grad(x) || needs_grad(sink);
+  SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
+  const bool differentiable = needs_grad(x) || needs_grad(mask) || needs_grad(sink);
   torch::autograd::check_inplace(x, differentiable);
   DerivativePointer<Forward> node;
-  if (differentiable) node = make_derivative<Forward>(options, x, sink);
+  if (differentiable) {
+    if (needs_grad(mask)) options.mask = DependenceOnMask::layout(x, *mask);
+    node = make_derivative<Forward>(options, x, mask, sink);
+  }
   const Tensor x_tangent = tangent_of(x);
   Tensor sink_probability;
   {
     const at::AutoDispatchBelowAutograd below;
-    if (needs_sink_probability(sink)) {
+    if (needs_sink_probability(x, mask, sink)) {
       sink_probability = call_forward_in_place_with_sink(x, mask, options, key_lengths, *sink);
     } else {
       call_forward_in_place(x, mask, options, key_lengths, sink);
@@ -298,13 +372,13 @@ Tensor backward(const Tensor& grad, const Tensor& y, double scale, bool is_causa
   return dx;
 }
 
-// The overloads that return a value of each row serve the derivatives above, and have none of their own.
+// These serve the derivatives above, and have none of their own.
 void refuse_derivative(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         !argument.isTensor() || !(needs_grad(argument.toTensor()) || has_tangent(argument.toTensor())),
-        "scaled_mask_softmax: the overload ", op.schema().overload_name(), " has no derivative; expected arguments "
-        "without gradients. Use the default overload.");
+        "scaled_mask_softmax: ", op.schema().name(), " ", op.schema().overload_name(), " has no derivative; expected "
+        "arguments without gradients. Use scaled_mask_softmax.");
   }
   const at::AutoDispatchBelowAutograd below;
   op.callBoxed(stack);
@@ -318,7 +392,7 @@ TORCH_LIBRARY_IMPL(scaled_mask_softmax, Autograd, library) {
   library.impl("scaled_mask_softmax_", &sms::forward_in_place);
   library.impl("scaled_mask_softmax_backward", &sms::backward);
   for (const char* name : {"scaled_mask_softmax.with_sink_probability", "scaled_mask_softmax_.with_sink_probability",
-                           "scaled_mask_softmax_backward.with_dots"}) {
+                           "scaled_mask_softmax_backward.with_dots", "scaled_mask_softmax_mask_backward"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&sms::refuse_derivative>());
   }
 }

@@ -291,6 +291,21 @@ void check_backward(const Tensor& grad, const Tensor& y, const Options& options,
                     ", the shape of y. Use grad.expand_as(y) if it broadcasts.");
 }
 
+void check_mask_backward(const Tensor& y, const Tensor& dots, at::IntArrayRef size, ScalarType dtype) {
+  const ScalarType accumulated = y.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  TORCH_CHECK_VALUE(dots.device() == y.device() && dots.scalar_type() == accumulated &&
+                        dots.sizes() == y.sizes().slice(0, y.dim() - 1),
+                    kPrefix, "dots has shape ", dots.sizes(), " and dtype ", dtype_name(dots.scalar_type()), " on ",
+                    dots.device(), "; expected what scaled_mask_softmax_backward.with_dots returns for y.");
+  TORCH_CHECK_TYPE(dtype == y.scalar_type() || (dtype == at::kFloat && is_16_bit(y.scalar_type())), kPrefix,
+                   "dtype is ", dtype_name(dtype), " for y of dtype ", dtype_name(y.scalar_type()),
+                   "; expected a dtype that a float mask may have.");
+  bool broadcasts = static_cast<int64_t>(size.size()) == y.dim() && size.back() == y.size(-1);
+  for (int64_t d = 0; broadcasts && d < y.dim() - 1; ++d) broadcasts = size[d] == 1 || size[d] == y.size(d);
+  TORCH_CHECK_VALUE(broadcasts, kPrefix, "size is ", size, " for y of shape ", y.sizes(),
+                    "; expected y's shape, with 1 where the mask broadcasts, and y's columns.");
+}
+
 Tensor empty_statistic(const Tensor& x) {
   return at::empty(x.sizes().slice(0, x.dim() - 1),
                    x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
@@ -357,6 +372,38 @@ BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Opti
   const int64_t* const output = dx.has_value() ? dx->strides().data() : none.data();
   problem.rows = merged_rows(y, {y.strides().data(), grad.strides().data(), output, query.data(), batch.data(),
                                  none.data(), statistic.data()});
+  return problem;
+}
+
+MaskGradientProblem mask_gradient_problem(const Tensor& grad, const Tensor& y, const Tensor& dots,
+                                          const Options& options, const OptionalTensor& key_lengths,
+                                          const Tensor& gradient) {
+  MaskGradientProblem problem;
+  problem.element = element_of(y);
+  problem.band = band_of(y, options);
+  problem.columns = y.size(-1);
+  problem.y = y.const_data_ptr();
+  problem.grad = grad.const_data_ptr();
+  problem.grad_column_stride = grad.stride(-1) == 0 ? 0 : 1;
+  problem.dots = dots.const_data_ptr();
+  problem.gradient = gradient.mutable_data_ptr();
+  problem.gradient_float32 = gradient.scalar_type() == at::kFloat;
+  problem.key_lengths = const_data_or_null(key_lengths);
+  problem.key_lengths_64 = key_lengths.has_value() && key_lengths->scalar_type() == at::kLong;
+  StrideBuffer output(y.dim(), 0);
+  for (int64_t d = 0; d < y.dim() - 1; ++d) {
+    if (gradient.size(d) == y.size(d)) output[d] = gradient.stride(d);
+  }
+  const StrideBuffer none(y.dim(), 0);
+  const StrideBuffer statistic = statistic_strides(y, dots);
+  const StrideBuffer query = query_strides(y, problem.band);
+  const StrideBuffer batch = vector_strides(y, key_lengths, 0);
+  problem.rows = merged_rows(y, {y.strides().data(), grad.strides().data(), output.data(), query.data(), batch.data(),
+                                 none.data(), statistic.data()});
+  RowDim* const end = problem.rows.dim + problem.rows.dims;
+  problem.mask_dims = static_cast<int>(
+      std::stable_partition(problem.rows.dim, end, [](const RowDim& dim) { return dim.stride[kOutput] != 0; }) -
+      problem.rows.dim);
   return problem;
 }
 

@@ -31,6 +31,9 @@ void check_in_place(const at::Tensor& x, const OptionalTensor& mask, const Optio
 void check_backward(const at::Tensor& grad, const at::Tensor& y, const Options& options,
                     const OptionalTensor& key_lengths);
 
+// Of the gradient of a mask, given each row's sum(grad * y); `size` is y's shape, with 1 where the mask broadcasts.
+void check_mask_backward(const at::Tensor& y, const at::Tensor& dots, at::IntArrayRef size, at::ScalarType dtype);
+
 // x whose rows the kernels can read in place (column stride 1): x itself, or a contiguous copy.
 at::Tensor with_unit_column_stride(const at::Tensor& x);
 
@@ -47,5 +50,11 @@ ForwardProblem forward_problem(const at::Tensor& x, const OptionalTensor& mask, 
 BackwardProblem backward_problem(const at::Tensor& grad, const at::Tensor& y, const Options& options,
                                  const OptionalTensor& key_lengths, const OptionalTensor& dx,
                                  const OptionalTensor& dots);
+
+
+// gradient is contiguous and has y's shape, with size 1 where the mask broadcasts.
+MaskGradientProblem mask_gradient_problem(const at::Tensor& grad, const at::Tensor& y, const at::Tensor& dots,
+                                          const Options& options, const OptionalTensor& key_lengths,
+                                          const at::Tensor& gradient);
 
 }  // namespace sms

@@ -51,6 +51,9 @@ struct Derivative final : torch::autograd::TraceableFunction {
     args.collect(options.is_causal);
     args.collect(options.diagonal);
     args.collect(options.window);
+    args.collect(options.mask.rank);
+    args.collect(options.mask.kept);
+    args.collect(options.mask.dtype);
   }
 
   variable_list apply_with_saved(const variable_list& grads, SwapSavedVariables& swap) override {
@@ -65,6 +68,9 @@ struct Derivative final : torch::autograd::TraceableFunction {
     packed.pack(options.is_causal);
     packed.pack(options.diagonal);
     packed.pack(options.window);
+    packed.pack(options.mask.rank);
+    packed.pack(options.mask.kept);
+    packed.pack(options.mask.dtype);
     packed.pack(needs());
     const std::vector<at::IValue>& args = packed.vec();
     std::vector<at::TypePtr> schema;
@@ -108,6 +114,9 @@ struct Derivative final : torch::autograd::TraceableFunction {
     options.is_causal = packed.unpack<bool>();
     options.diagonal = packed.unpack<c10::SymInt>();
     options.window = packed.unpack<OptionalSymInt>();
+    options.mask.rank = packed.unpack<int64_t>();
+    options.mask.kept = packed.unpack<int64_t>();
+    options.mask.dtype = packed.unpack<int64_t>();
     return Formula::differentiate(grads[0], tensors, options, packed.unpack<int64_t>());
   }
 };

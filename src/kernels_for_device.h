@@ -13,8 +13,8 @@
 
 namespace sms {
 
-// Launch provides static forward(const ForwardProblem&, const at::Tensor& x) and backward(const BackwardProblem&,
-// const at::Tensor& y); the tensor tells the device.
+// Launch provides static forward(const ForwardProblem&, const at::Tensor& x), backward(const BackwardProblem&,
+// const at::Tensor& y) and mask_gradient(const MaskGradientProblem&, const at::Tensor& y); the tensor tells the device.
 template <typename Launch>
 struct KernelsForDevice {
   static at::Tensor forward(const at::Tensor& x, const OptionalTensor& mask, double scale, bool is_causal,
@@ -58,15 +58,29 @@ struct KernelsForDevice {
   }
 
   static std::tuple<at::Tensor, at::Tensor> backward_with_dots(const at::Tensor& grad, const at::Tensor& y,
-                                                               double scale, bool is_causal, int64_t diagonal,
-                                                               std::optional<int64_t> window,
+                                                               double scale, bool is_causal, bool with_dx,
+                                                               int64_t diagonal, std::optional<int64_t> window,
                                                                const OptionalTensor& key_lengths) {
     const Options options{scale, is_causal, diagonal, window};
     check_backward(grad, y, options, key_lengths);
-    at::Tensor dx = at::empty(y.sizes(), y.options());
+    at::Tensor dx = with_dx ? at::empty(y.sizes(), y.options()) : at::empty({0}, y.options());
     at::Tensor dots = empty_statistic(y);
-    run_backward(grad, y, options, key_lengths, dx, dots);
+    run_backward(grad, y, options, key_lengths, with_dx ? OptionalTensor(dx) : std::nullopt, dots);
     return {std::move(dx), std::move(dots)};
+  }
+
+  static at::Tensor mask_backward(const at::Tensor& grad, const at::Tensor& y, const at::Tensor& dots,
+                                  at::IntArrayRef size, at::ScalarType dtype, bool is_causal, int64_t diagonal,
+                                  std::optional<int64_t> window, const OptionalTensor& key_lengths) {
+    const Options options{1.0, is_causal, diagonal, window};
+    check_backward(grad, y, options, key_lengths);
+    check_mask_backward(y, dots, size, dtype);
+    at::Tensor gradient = at::empty(size, y.options().dtype(dtype));
+    if (y.numel() == 0) return gradient.zero_();
+    const at::Tensor readable_grad = with_readable_columns(grad);
+    const at::Tensor readable_y = with_unit_column_stride(y);
+    Launch::mask_gradient(mask_gradient_problem(readable_grad, readable_y, dots, options, key_lengths, gradient), y);
+    return gradient;
   }
 
   static void register_in(torch::Library& library) {
@@ -76,6 +90,7 @@ struct KernelsForDevice {
     library.impl("scaled_mask_softmax.with_sink_probability", &forward_with_sink);
     library.impl("scaled_mask_softmax_.with_sink_probability", &forward_in_place_with_sink);
     library.impl("scaled_mask_softmax_backward.with_dots", &backward_with_dots);
+    library.impl("scaled_mask_softmax_mask_backward", &mask_backward);
   }
 
  private:

@@ -26,9 +26,16 @@ TORCH_LIBRARY(scaled_mask_softmax, library) {
       "scaled_mask_softmax_backward(Tensor grad, Tensor y, float scale, bool is_causal, *, SymInt diagonal=0, "
       "SymInt? window=None, Tensor? key_lengths=None) -> Tensor",
       {at::Tag::pt2_compliant_tag});
-  // As above, and each row's sum(grad * y), of y's shape without the last dimension.
+  // As above, and each row's sum(grad * y), of y's shape without the last dimension. Without with_dx that alone: the
+  // first result has no elements.
   library.def(
-      "scaled_mask_softmax_backward.with_dots(Tensor grad, Tensor y, float scale, bool is_causal, *, SymInt diagonal, "
-      "SymInt? window, Tensor? key_lengths) -> (Tensor, Tensor)",
+      "scaled_mask_softmax_backward.with_dots(Tensor grad, Tensor y, float scale, bool is_causal, bool with_dx, *, "
+      "SymInt diagonal, SymInt? window, Tensor? key_lengths) -> (Tensor, Tensor)",
+      {at::Tag::pt2_compliant_tag});
+  // The gradient of a float mask, from those sums. `size` is y's shape, with 1 where the mask broadcasts; its last
+  // element is y's.
+  library.def(
+      "scaled_mask_softmax_mask_backward(Tensor grad, Tensor y, Tensor dots, SymInt[] size, ScalarType dtype, "
+      "bool is_causal, *, SymInt diagonal=0, SymInt? window=None, Tensor? key_lengths=None) -> Tensor",
       {at::Tag::pt2_compliant_tag});
 }

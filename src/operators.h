@@ -13,12 +13,20 @@ namespace sms {
 using OptionalTensor = std::optional<at::Tensor>;
 using OptionalSymInt = std::optional<c10::SymInt>;
 
+// How a mask lies against the scores, for its gradient.
+struct MaskLayout {
+  int64_t rank = 0;
+  int64_t kept = 0;   // bit d: the mask has an element for each index of dimension d of the scores
+  int64_t dtype = 0;  // an at::ScalarType
+};
+
 // What forward and backward share of their arguments, but for tensors.
 struct SymOptions {
   double scale;
   bool is_causal;
   c10::SymInt diagonal;
   OptionalSymInt window;
+  MaskLayout mask = {};  // where the mask has a gradient
 };
 
 using ForwardSignature = at::Tensor(const at::Tensor&, const OptionalTensor&, double, bool, c10::SymInt, OptionalSymInt,
@@ -34,8 +42,10 @@ using SinkSignature = TwoTensors(const at::Tensor&, const OptionalTensor&, doubl
                                  const OptionalTensor&, const at::Tensor&);
 using InPlaceSinkSignature = at::Tensor(at::Tensor&, const OptionalTensor&, double, bool, c10::SymInt, OptionalSymInt,
                                         const OptionalTensor&, const at::Tensor&);
-using DotsSignature = TwoTensors(const at::Tensor&, const at::Tensor&, double, bool, c10::SymInt, OptionalSymInt,
+using DotsSignature = TwoTensors(const at::Tensor&, const at::Tensor&, double, bool, bool, c10::SymInt, OptionalSymInt,
                                  const OptionalTensor&);
+using MaskBackwardSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, c10::SymIntArrayRef,
+                                         at::ScalarType, bool, c10::SymInt, OptionalSymInt, const OptionalTensor&);
 
 template <typename Signature>
 c10::TypedOperatorHandle<Signature> find_operator(const char* name, const char* overload = "") {
@@ -75,9 +85,17 @@ inline at::Tensor call_forward_in_place_with_sink(at::Tensor& x, const OptionalT
 }
 
 inline TwoTensors call_backward_with_dots(const at::Tensor& grad, const at::Tensor& y, const SymOptions& options,
-                                          const OptionalTensor& key_lengths) {
+                                          const OptionalTensor& key_lengths, bool with_dx) {
   static const auto op = find_operator<DotsSignature>("scaled_mask_softmax::scaled_mask_softmax_backward", "with_dots");
-  return op.call(grad, y, options.scale, options.is_causal, options.diagonal, options.window, key_lengths);
+  return op.call(grad, y, options.scale, options.is_causal, with_dx, options.diagonal, options.window, key_lengths);
+}
+
+inline at::Tensor call_mask_backward(const at::Tensor& grad, const at::Tensor& y, const at::Tensor& dots,
+                                     c10::SymIntArrayRef size, at::ScalarType dtype, const SymOptions& options,
+                                     const OptionalTensor& key_lengths) {
+  static const auto op =
+      find_operator<MaskBackwardSignature>("scaled_mask_softmax::scaled_mask_softmax_mask_backward");
+  return op.call(grad, y, dots, size, dtype, options.is_causal, options.diagonal, options.window, key_lengths);
 }
 
 }  // namespace sms

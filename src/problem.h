@@ -122,4 +122,22 @@ struct BackwardProblem {
   Rows rows;
 };
 
+// The gradient of a float mask, y * (grad - dot) summed over the rows that share one of the mask's: those along
+// dimensions whose kOutput stride is 0. For masks with a column for each of y's.
+struct MaskGradientProblem {
+  Element element;       // dtype of grad and y
+  Band band;
+  int64_t columns;
+  const void* y;         // column stride is 1
+  const void* grad;
+  int64_t grad_column_stride;  // 1, or 0 for an expanded gradient
+  const void* dots;            // as BackwardProblem stores them
+  void* gradient;        // column stride is 1
+  bool gradient_float32;       // else dtype of y
+  const void* key_lengths;     // as forward
+  bool key_lengths_64;
+  Rows rows;             // dimensions of the mask's rows first, then those that are summed
+  int mask_dims;         // how many are the mask's
+};
+
 }  // namespace sms

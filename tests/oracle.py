@@ -5,7 +5,7 @@ Written from the definition of the operator alone. Nothing here is fast, and not
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -146,3 +146,19 @@ def sink_backward(grad: torch.Tensor, y: torch.Tensor, sink_probability: torch.T
     grad = grad.detach().double().masked_fill(y == 0, 0.0)
     of_rows = -sink_probability * (grad * y.detach().double()).sum(dim=-1)
     return of_rows.movedim(-2, 0).flatten(1).sum(dim=1)
+
+
+def mask_backward(
+    grad: torch.Tensor, y: torch.Tensor, mask: torch.Tensor, **exclusions: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float64 gradient of a float mask, given probabilities y: that of the scores, summed where the mask broadcasts.
+
+    The second result is the number of cells that share each element.
+    """
+    change = backward(grad, y, 1.0, **exclusions)
+    shape = list(mask.shape)
+    if y.dim() == 4 and mask.dim() == 3:
+        shape.insert(1, 1)
+    shape = [1] * (y.dim() - len(shape)) + shape
+    share = y.numel() // max(mask.numel(), 1)
+    return change.sum_to_size(shape).reshape(mask.shape), torch.full_like(mask, share, dtype=torch.float64)

@@ -154,17 +154,6 @@ def test_in_place_on_a_leaf_that_requires_grad_raises(device: str) -> None:
     assert not torch.equal(x.detach(), before)
 
 
-def test_a_mask_that_requires_grad_raises(device: str) -> None:
-    x = normal((3, 9), torch.float32, device)
-    mask = torch.zeros(3, 9, device=device, requires_grad=True)
-    for form in (sms.scaled_mask_softmax, sms.scaled_mask_softmax_):
-        for scores in (x.clone(), x.clone().requires_grad_() * 1):
-            with pytest.raises(NotImplementedError, match="mask requires a gradient"):
-                form(scores, mask)
-    with torch.no_grad():
-        assert same_bits(sms.scaled_mask_softmax(x, mask), sms.scaled_mask_softmax(x, mask.detach()))
-
-
 def test_gradient_checkpointing(device: str) -> None:
     x = normal((3, 65), torch.float32, device).requires_grad_()
     grad = normal(x.shape, torch.float32, device, 3)

@@ -38,6 +38,9 @@ def opcheck_arguments(device: str) -> list[tuple[tuple[Any, ...], dict[str, Any]
         calls.append(((x, random_mask("bool", (5, 9), dtype, device)), {"key_lengths": lengths.int()}))
         sink = normal((3,), torch.float32, device, 7).requires_grad_(requires_grad)
         calls.append(((x, None, 0.5), {"sink": sink}))
+        for shape in ((5, 1), (2, 1, 1, 9)):
+            bias = normal(shape, dtype, device, 8).requires_grad_(requires_grad)
+            calls.append(((x, bias, 0.5), {"sink": sink.detach()}))
     calls.append(((normal((4, 7), torch.float32, device).t(), None, 0.5), {}))
     calls.append(((torch.empty(0, 5, device=device),), {}))
     return calls
@@ -72,7 +75,12 @@ def test_opcheck_of_overloads_with_a_value_of_each_row(device: str) -> None:
             OPS.scaled_mask_softmax_.with_sink_probability, (x.clone(), *arguments[1:]), {**options, "sink": sink}
         )
         y = sms.scaled_mask_softmax(x)
-        torch.library.opcheck(OPS.scaled_mask_softmax_backward.with_dots, (grad, y, 0.5, True), options)
+        for with_dx in (True, False):
+            torch.library.opcheck(OPS.scaled_mask_softmax_backward.with_dots, (grad, y, 0.5, True, with_dx), options)
+        _, dots = OPS.scaled_mask_softmax_backward.with_dots(grad, y, 0.5, True, False, **options)
+        for size in ((2, 3, 5, 9), (2, 1, 1, 9), (1, 3, 5, 9), (1, 1, 1, 9)):
+            arguments = (grad, y, dots, size, dtype, True)
+            torch.library.opcheck(OPS.scaled_mask_softmax_mask_backward.default, arguments, options)
 
 
 def test_opcheck_backward(device: str) -> None:
@@ -103,6 +111,7 @@ def test_every_overload_is_checked_above() -> None:
         ("scaled_mask_softmax_", "with_sink_probability"),
         ("scaled_mask_softmax_backward", ""),
         ("scaled_mask_softmax_backward", "with_dots"),
+        ("scaled_mask_softmax_mask_backward", ""),
     }
 
 

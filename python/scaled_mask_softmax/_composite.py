@@ -101,6 +101,13 @@ def _changes(
     return (probability * (arriving - total.unsqueeze(-1))).masked_fill(zero, 0.0), total
 
 
+def _aligned_shape(x: torch.Tensor, shape: tuple[int, ...]) -> list[int]:
+    """Of a mask, with as many dimensions as x."""
+    if x.dim() == 4 and len(shape) == 3:
+        return [shape[0], 1, *shape[1:]]
+    return [1] * (x.dim() - len(shape)) + list(shape)
+
+
 def _sum_over_rows(values: torch.Tensor, sink_shape: tuple[int, ...]) -> torch.Tensor:
     """Of ``[..., H, Sq]``, the sum for each head."""
     return values.sum_to_size(*sink_shape, 1).squeeze(-1)
@@ -131,8 +138,9 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, _, sink, key_lengths, ctx.scale, *options = inputs
+        _, mask, sink, key_lengths, ctx.scale, *options = inputs
         ctx.options = options
+        ctx.mask = None if mask is None else (tuple(mask.shape), mask.dtype)
         ctx.sink = None if sink is None else (tuple(sink.shape), sink.dtype)
         ctx.set_materialize_grads(False)
         saved = (output, None, key_lengths) if sink is None else (*output, key_lengths)
@@ -143,16 +151,19 @@ class _Function(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         y, sink_probability, key_lengths = ctx.saved_tensors
         sink_grad = grads[1] if len(grads) > 1 else None
-        dx = dsink = None
+        dx = dmask = dsink = None
         if grads[0] is not None or sink_grad is not None:
             grad = torch.zeros_like(y) if grads[0] is None else grads[0]
             change, total = _changes(grad, sink_grad, y, sink_probability, *ctx.options, key_lengths)
             dx = (change * ctx.scale).to(y.dtype)
+            if ctx.mask is not None and ctx.needs_input_grad[1]:
+                shape, dtype = ctx.mask
+                dmask = change.sum_to_size(_aligned_shape(y, shape)).reshape(shape).to(dtype)
             if ctx.sink is not None:
                 shape, dtype = ctx.sink
                 of_rows = -total if sink_grad is None else sink_grad - total
                 dsink = _sum_over_rows(sink_probability * of_rows, shape).to(dtype)
-        return dx, None, dsink, None, None, None, None, None
+        return dx, dmask, dsink, None, None, None, None, None
 
 
 class _ForwardModeFunction(_Function):
@@ -185,11 +196,6 @@ def forward(
 ) -> torch.Tensor:
     """Return the probabilities of x; arguments, result and errors as in ``scaled_mask_softmax``."""
     _checks.check_forward(x, mask, scale, window, key_lengths, sink)
-    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError(
-            "scaled_mask_softmax: mask requires a gradient, which is not supported yet; expected a mask with "
-            "requires_grad=False. Use mask.detach(), or add the mask to x beforehand."
-        )
     function = _Function if torch.compiler.is_compiling() else _ForwardModeFunction
     result = function.apply(x, mask, sink, key_lengths, scale, is_causal, diagonal, window)
     return cast(torch.Tensor, result if sink is None else result[0])
@@ -263,12 +269,31 @@ def backward_with_dots(
     y: torch.Tensor,
     scale: float,
     is_causal: bool,
+    with_dx: bool,
     *,
     diagonal: int,
     window: int | None,
     key_lengths: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradient of x, and each row's ``sum(grad * y)``, ``[..., Sq]``."""
+    """Return the gradient of x (without elements unless with_dx), and each row's ``sum(grad * y)``, ``[..., Sq]``."""
     _checks.check_backward(grad, y, scale, window, key_lengths)
     change, dots = _changes(grad, None, y, None, is_causal, diagonal, window, key_lengths)
-    return (change * scale).to(y.dtype).contiguous(), dots
+    return (change * scale).to(y.dtype).contiguous() if with_dx else y.new_empty(0), dots
+
+
+def mask_backward(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    dots: torch.Tensor,
+    size: list[int],
+    dtype: torch.dtype,
+    is_causal: bool,
+    *,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the gradient of a float mask, of y's shape with size 1 where the mask broadcasts."""
+    _checks.check_backward(grad, y, 1.0, window, key_lengths)
+    change, _ = _changes(grad, None, y, None, is_causal, diagonal, window, key_lengths)
+    return change.sum_to_size(size).to(dtype).contiguous()

@@ -20,6 +20,7 @@ _library.impl("scaled_mask_softmax_backward", _without_graph(_composite.backward
 _library.impl("scaled_mask_softmax.with_sink_probability", _composite.forward_with_sink_probability)
 _library.impl("scaled_mask_softmax_.with_sink_probability", _composite.forward_in_place_with_sink_probability)
 _library.impl("scaled_mask_softmax_backward.with_dots", _without_graph(_composite.backward_with_dots))
+_library.impl("scaled_mask_softmax_mask_backward", _without_graph(_composite.mask_backward))
 
 
 def _row_values(x: torch.Tensor) -> torch.Tensor:
@@ -122,10 +123,29 @@ def _(
     y: torch.Tensor,
     scale: float,
     is_causal: bool,
+    with_dx: bool,
     *,
     diagonal: int,
     window: int | None,
     key_lengths: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _checks.check_backward(grad, y, scale, window, key_lengths)
-    return torch.empty_like(y, memory_format=torch.contiguous_format), _row_values(y)
+    dx = torch.empty_like(y, memory_format=torch.contiguous_format) if with_dx else y.new_empty(0)
+    return dx, _row_values(y)
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax_mask_backward")
+def _(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    dots: torch.Tensor,
+    size: list[int],
+    dtype: torch.dtype,
+    is_causal: bool,
+    *,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
+) -> torch.Tensor:
+    _checks.check_backward(grad, y, 1.0, window, key_lengths)
+    return y.new_empty(size, dtype=dtype)

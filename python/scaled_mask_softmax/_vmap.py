@@ -174,14 +174,14 @@ def _forward_in_place_with_sink_probability(x: torch.Tensor, *arguments: Any, **
     return cast(torch.Tensor, sink_probability)
 
 
-def _call_backward(
-    operator: Any,
+def _backward(
     grad: torch.Tensor,
     y: torch.Tensor,
     *options: Any,
     key_lengths: torch.Tensor | None = None,
     **keywords: Any,
 ) -> Any:
+    operator = _OPERATORS.scaled_mask_softmax_backward.default
     with _below_vmap():
         grads, ys, lengths = samples = _samples(grad, y, key_lengths)
         if not any(sample.batched for sample in samples):
@@ -194,18 +194,10 @@ def _call_backward(
         )
 
 
-def _backward(*arguments: Any, **keywords: Any) -> Any:
-    return _call_backward(_OPERATORS.scaled_mask_softmax_backward.default, *arguments, **keywords)
-
-
-def _backward_with_dots(*arguments: Any, **keywords: Any) -> Any:
-    return _call_backward(_OPERATORS.scaled_mask_softmax_backward.with_dots, *arguments, **keywords)
-
-
+# The other backward operators are never called with a batch: see autograd.cpp.
 _library = torch.library.Library("scaled_mask_softmax", "IMPL", "FuncTorchBatched")
 _library.impl("scaled_mask_softmax", _forward)
 _library.impl("scaled_mask_softmax.with_sink_probability", _forward_with_sink_probability)
 _library.impl("scaled_mask_softmax_", _forward_in_place)
 _library.impl("scaled_mask_softmax_.with_sink_probability", _forward_in_place_with_sink_probability)
 _library.impl("scaled_mask_softmax_backward", _backward)
-_library.impl("scaled_mask_softmax_backward.with_dots", _backward_with_dots)

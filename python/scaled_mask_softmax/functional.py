@@ -158,7 +158,8 @@ def scaled_mask_softmax(
         those excluded by a bool mask get either, as y does not tell them apart. Derivatives of every order, forward
         mode and the transforms of torch.func work; what they need beyond the first derivative runs in plain torch
         operators. The gradient of sink is the sum of ``-p * sum(g * y)`` over the rows of its head, p being what the
-        sink takes of the row. A mask that requires a gradient raises.
+        sink takes of the row; that of a float mask is the gradient of s, not scaled, summed over the dimensions in
+        which the mask broadcasts.
 
     Raises:
         TypeError: a dtype of x, mask, key_lengths or sink that is not listed above; an argument of another type than

@@ -5,6 +5,7 @@
 #include <ATen/Version.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -22,6 +23,9 @@ namespace {
 // elements. Units are smaller so that threads can be dealt equal shares of a triangle.
 constexpr int64_t kUnitColumns = 8192;
 constexpr int64_t kUnitsPerTask = 4;
+
+// Columns of a mask's row whose gradients a thread sums at a time: 8 KiB of sums stay in the first-level cache.
+constexpr int64_t kSumColumns = 1024;
 
 // Fewer long rows than this per thread are cut into pieces, each row in turn shared by all threads.
 constexpr int64_t kLongRowsPerThread = 4;
@@ -150,13 +154,18 @@ void set_columns(Piece& piece, int64_t columns, const ColumnRange& live, int64_t
 }
 
 template <typename Problem>
-ColumnRange live_columns_of(const Problem& problem, const RowCursor& row) {
-  const ColumnRange live = problem.band.active ? live_columns(problem.band, problem.columns, row.offset(kQuery))
-                                               : ColumnRange{0, problem.columns};
+ColumnRange live_columns_at(const Problem& problem, int64_t query, int64_t batch) {
+  const ColumnRange live =
+      problem.band.active ? live_columns(problem.band, problem.columns, query) : ColumnRange{0, problem.columns};
   if (problem.key_lengths == nullptr) return live;
   const int64_t bytes = key_length_bytes(problem.key_lengths_64);
-  const void* const length = offset_pointer(problem.key_lengths, row.offset(kBatch) * bytes);
+  const void* const length = offset_pointer(problem.key_lengths, batch * bytes);
   return shortened(live, read_key_length(length, problem.key_lengths_64));
+}
+
+template <typename Problem>
+ColumnRange live_columns_of(const Problem& problem, const RowCursor& row) {
+  return live_columns_at(problem, row.offset(kQuery), row.offset(kBatch));
 }
 
 // Where `statistic`, results of one number a row, is not null.
@@ -409,6 +418,49 @@ void run(const typename Direction::Problem& problem) {
 void forward(const ForwardProblem& problem) { run<ForwardRows>(problem); }
 
 void backward(const BackwardProblem& problem) { run<BackwardRows>(problem); }
+
+void mask_gradient(const MaskGradientProblem& problem) {
+  const BackwardKernel kernel =
+      row_kernels().backward[static_cast<int>(problem.element)][problem.grad_column_stride == 0 ? 0 : 1];
+  const int64_t bytes = element_bytes(problem.element);
+  const int64_t output_bytes = problem.gradient_float32 ? 4 : bytes;
+  Rows mask_rows, summed_rows;
+  mask_rows.dims = problem.mask_dims;
+  summed_rows.dims = problem.rows.dims - problem.mask_dims;
+  std::copy_n(problem.rows.dim, mask_rows.dims, mask_rows.dim);
+  std::copy_n(problem.rows.dim + mask_rows.dims, summed_rows.dims, summed_rows.dim);
+  const int64_t chunks = (problem.columns + kSumColumns - 1) / kSumColumns;
+  const int64_t summed = summed_rows.count();
+  at::parallel_for(0, mask_rows.count() * chunks, 1, [&](int64_t begin, int64_t end) {
+    std::array<double, kSumColumns> sums;
+    for (int64_t task = begin; task < end; ++task) {
+      const RowCursor outer(mask_rows, task / chunks);
+      const int64_t first = task % chunks * kSumColumns;
+      const int64_t columns = std::min(kSumColumns, problem.columns - first);
+      sums.fill(0);
+      RowCursor inner(summed_rows, 0);
+      for (int64_t i = 0; i < summed; ++i, inner.next()) {
+        const auto offset = [&](Operand operand) { return outer.offset(operand) + inner.offset(operand); };
+        const ColumnRange live = live_columns_at(problem, offset(kQuery), offset(kBatch));
+        BackwardPiece piece;
+        piece.columns = columns;
+        piece.begin = std::max<int64_t>(live.begin - first, 0);
+        piece.end = std::min(live.end - first, columns);
+        if (piece.begin >= piece.end) continue;
+        piece.y = offset_pointer(problem.y, (offset(kInput) + first) * bytes);
+        piece.grad = offset_pointer(problem.grad, (offset(kSecond) + first * problem.grad_column_stride) * bytes);
+        const void* const dot =
+            offset_pointer(problem.dots, offset(kStatistic) * statistic_bytes(problem.element));
+        kernel.accumulate(piece,
+                          problem.element == Element::float64 ? *static_cast<const double*>(dot)
+                                                              : *static_cast<const float*>(dot),
+                          sums.data());
+      }
+      kernel.write(sums.data(), columns, problem.gradient_float32,
+                   offset_pointer(problem.gradient, (outer.offset(kOutput) + first) * output_bytes));
+    }
+  });
+}
 
 const char* instruction_set() { return row_kernels().instruction_set; }
 

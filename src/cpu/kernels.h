@@ -8,6 +8,7 @@ namespace sms::cpu {
 // Parallel over rows with torch's thread pool (and over fixed column chunks where rows are few and long).
 void forward(const ForwardProblem& problem);
 void backward(const BackwardProblem& problem);
+void mask_gradient(const MaskGradientProblem& problem);
 
 // The instruction set chosen at run time: "DEFAULT", "AVX2" or "AVX512" (torch's names, torch's choice).
 const char* instruction_set();

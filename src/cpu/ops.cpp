@@ -7,6 +7,7 @@ namespace {
 struct CpuLaunch {
   static void forward(const ForwardProblem& problem, const at::Tensor&) { cpu::forward(problem); }
   static void backward(const BackwardProblem& problem, const at::Tensor&) { cpu::backward(problem); }
+  static void mask_gradient(const MaskGradientProblem& problem, const at::Tensor&) { cpu::mask_gradient(problem); }
 };
 
 }  // namespace

@@ -55,6 +55,10 @@ struct BackwardKernel {
   double (*dot)(const BackwardPiece& piece);
   // Writes the piece of dx, given the dot product over the whole row.
   void (*store)(const BackwardPiece& piece, double scale, double dot);
+  // Adds y * (grad - dot) of the piece's live columns to sums, one a column.
+  void (*accumulate)(const BackwardPiece& piece, double dot, double* sums);
+  // Writes `columns` numbers, as floats or elements.
+  void (*write)(const double* sums, int64_t columns, bool as_float32, void* target);
 };
 
 struct RowKernels {

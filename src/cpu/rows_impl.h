@@ -573,6 +573,32 @@ struct Backward {
     }
     zero(dx, span.end, piece.columns);
   }
+
+  static void accumulate(const BackwardPiece& piece, double dot, double* sums) {
+    const Storage* const y = static_cast<const Storage*>(piece.y);
+    const Storage* const grad = static_cast<const Storage*>(piece.grad);
+    const Vector<Compute> dot_vector = broadcast(static_cast<Compute>(dot));
+    const Span<kLanes> span(piece.begin, piece.end);
+    for (int64_t column = span.begin; column < span.end; column += kLanes) {
+      visit_vector<kLanes>(piece.begin, piece.end, column, [&](int64_t at, auto lanes) __attribute__((always_inline)) {
+        const Operands v = operands(y, grad, at, lanes);  // y is 0 in lanes that are not live
+        const Vector<Compute> gradient = v.y == 0 ? Vector<Compute>{} : v.y * (v.grad - dot_vector);
+        const int64_t count = at + kLanes < piece.columns ? kLanes : piece.columns - at;
+        for (int64_t i = 0; i < count; ++i) sums[at + i] += gradient[i];
+      });
+    }
+  }
+
+  static void write(const double* sums, int64_t columns, bool as_float32, void* target) {
+    for (int64_t column = 0; column < columns; ++column) {
+      const Compute value = static_cast<Compute>(sums[column]);
+      if (as_float32) {
+        static_cast<float*>(target)[column] = static_cast<float>(value);
+      } else {
+        store(static_cast<Storage*>(target), column, column + 1, Y::narrow(broadcast(value)));
+      }
+    }
+  }
 };
 
 // ---- The table ----
@@ -585,7 +611,8 @@ constexpr ForwardKernel forward_kernel() {
 
 template <Element element, int64_t grad_stride>
 constexpr BackwardKernel backward_kernel() {
-  return {Backward<element, grad_stride>::dot, Backward<element, grad_stride>::store_row};
+  using Row = Backward<element, grad_stride>;
+  return {Row::dot, Row::store_row, Row::accumulate, Row::write};
 }
 
 constexpr RowKernels make_row_kernels(const char* instruction_set) {

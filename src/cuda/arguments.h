@@ -88,6 +88,24 @@ struct BackwardArguments {
   double scale64;
 };
 
+struct MaskGradientArguments {
+  RowMap mask_rows;    // input = y, second = grad, output = gradient, as are those of:
+  RowMap summed_rows;  // the rows that share one of the mask's
+  uint32_t tiles;      // a block takes one of them from a row of the mask
+  const char* y;
+  const char* grad;
+  char* gradient;
+  Span y_span;
+  Span grad_span;
+  int64_t columns;
+  bool grad_expanded;
+  bool gradient_float32;  // else dtype of y
+  Band band;
+  RowValues<const char> key_lengths[2];  // by row of the mask, and by summed row; the data in the first alone
+  bool key_lengths_64;
+  RowValues<const char> dots[2];
+};
+
 #if defined(__CUDACC__)
 // Where the row's keys end, any number.
 template <typename Arguments>

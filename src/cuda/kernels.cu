@@ -126,6 +126,19 @@ cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStr
   return cudaErrorInvalidValue;
 }
 
+// The rows along dimensions [begin, end) of a problem.
+Rows part_of(const Rows& rows, int begin, int end) {
+  Rows part;
+  part.dims = end - begin;
+  std::copy(rows.dim + begin, rows.dim + end, part.dim);
+  return part;
+}
+
+constexpr int64_t tiles_of(const MaskGradientProblem& problem) {
+  const int64_t length = kWarpLanes * kVectorBytes / element_bytes(problem.element);
+  return (problem.columns - 1) / length + 1;
+}
+
 template <typename Problem>
 cudaError_t launch_pieces(const Plan& plan, const Problem& problem, cudaStream_t stream) {
   cudaError_t status = cudaSuccess;
@@ -166,6 +179,50 @@ cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_
   const Plan plan = choose({Direction::backward, problem.columns, problem.element, MaskKind::none,
                             problem.band.active, capability});
   return launch_pieces(plan, ordered, stream);
+}
+
+bool fits(const MaskGradientProblem& problem) {
+  const Rows mask_rows = part_of(problem.rows, 0, problem.mask_dims);
+  const Rows summed_rows = part_of(problem.rows, problem.mask_dims, problem.rows.dims);
+  return mask_rows.dims <= kMapDims && summed_rows.dims <= kMapDims && summed_rows.count() <= kMapRows &&
+         mask_rows.count() <= kMapRows / tiles_of(problem);
+}
+
+cudaError_t mask_gradient(const MaskGradientProblem& problem, cudaStream_t stream) {
+  const int bytes = element_bytes(problem.element);
+  const int output_bytes = problem.gradient_float32 ? 4 : bytes;
+  const Rows parts[2] = {part_of(problem.rows, 0, problem.mask_dims),
+                         part_of(problem.rows, problem.mask_dims, problem.rows.dims)};
+  MaskGradientArguments arguments{};
+  arguments.mask_rows = make_row_map(parts[0], bytes, bytes, output_bytes, 1);
+  arguments.summed_rows = make_row_map(parts[1], bytes, bytes, output_bytes, 1);
+  arguments.tiles = static_cast<uint32_t>(tiles_of(problem));
+  arguments.y = static_cast<const char*>(problem.y);
+  arguments.grad = static_cast<const char*>(problem.grad);
+  arguments.gradient = static_cast<char*>(problem.gradient);
+  arguments.y_span = span_of(problem.y, problem.rows, kInput, bytes, problem.columns, 1);
+  arguments.grad_span =
+      span_of(problem.grad, problem.rows, kSecond, bytes, problem.columns, problem.grad_column_stride);
+  arguments.columns = problem.columns;
+  arguments.grad_expanded = problem.grad_column_stride == 0;
+  arguments.gradient_float32 = problem.gradient_float32;
+  arguments.band = problem.band;
+  arguments.key_lengths_64 = problem.key_lengths_64;
+  for (int part = 0; part < 2; ++part) {
+    const bool data = part == 0;
+    arguments.key_lengths[part] =
+        make_row_values(parts[part], data ? static_cast<const char*>(problem.key_lengths) : nullptr, kBatch,
+                        key_length_bytes(problem.key_lengths_64));
+    arguments.dots[part] = make_row_values(parts[part], data ? static_cast<const char*>(problem.dots) : nullptr,
+                                           kStatistic, statistic_bytes(problem.element));
+  }
+  switch (problem.element) {
+    case Element::float16: return launch_mask_gradient<Element::float16>(arguments, stream);
+    case Element::bfloat16: return launch_mask_gradient<Element::bfloat16>(arguments, stream);
+    case Element::float32: return launch_mask_gradient<Element::float32>(arguments, stream);
+    case Element::float64: return launch_mask_gradient<Element::float64>(arguments, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace sms::cuda

@@ -11,5 +11,9 @@ namespace sms::cuda {
 // never synchronize.
 cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t stream);
 cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_t stream);
+cudaError_t mask_gradient(const MaskGradientProblem& problem, cudaStream_t stream);
+
+// Whether mask_gradient() takes the problem: few dimensions, and rows that 32 bits count.
+bool fits(const MaskGradientProblem& problem);
 
 }  // namespace sms::cuda

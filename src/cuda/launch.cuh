@@ -63,6 +63,7 @@ Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, 
     case Strategy::block_row: kernel = block_row; break;
     case Strategy::shared_row: kernel = shared_row; break;
     case Strategy::stream_row: kernel = stream_row; break;
+    case Strategy::sum_rows: break;  // has arguments of its own
   }
   return kernel;
 }

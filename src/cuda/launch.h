@@ -15,4 +15,7 @@ cudaError_t launch_forward(const Plan& plan, bool whole, const ForwardArguments&
 template <Element kElement>
 cudaError_t launch_backward(const Plan& plan, bool whole, const BackwardArguments& arguments, cudaStream_t stream);
 
+template <Element kElement>
+cudaError_t launch_mask_gradient(const MaskGradientArguments& arguments, cudaStream_t stream);
+
 }  // namespace sms::cuda

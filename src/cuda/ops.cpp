@@ -58,6 +58,13 @@ struct CudaLaunch {
     const int capability = current_capability();
     check_launch(cuda::backward(problem, capability, c10::cuda::getCurrentCUDAStream()), capability);
   }
+  static void mask_gradient(const MaskGradientProblem& problem, const at::Tensor& y) {
+    TORCH_CHECK_VALUE(cuda::fits(problem), "scaled_mask_softmax: the gradient of a mask needs more than four "
+                      "dimensions of y of shape ", y.sizes(), ", or more rows than 31 bits count; expected fewer. "
+                      "Flatten leading dimensions.");
+    const c10::cuda::CUDAGuard guard(y.device());
+    check_launch(cuda::mask_gradient(problem, c10::cuda::getCurrentCUDAStream()), current_capability());
+  }
 };
 
 }  // namespace
@@ -78,6 +85,7 @@ namespace {
 struct NoCudaLaunch {
   static void forward(const ForwardProblem&, const at::Tensor&) { refuse(); }
   static void backward(const BackwardProblem&, const at::Tensor&) { refuse(); }
+  static void mask_gradient(const MaskGradientProblem&, const at::Tensor&) { refuse(); }
   [[noreturn]] static void refuse() {
     TORCH_CHECK_NOT_IMPLEMENTED(false,
                                 "scaled_mask_softmax: x is on a CUDA device; this wheel was built without CUDA and "

@@ -17,6 +17,7 @@ enum class Strategy : uint8_t {
   block_row,   // a block holds a row in registers
   shared_row,  // a block, or a cluster of blocks, holds a row in shared memory
   stream_row,  // a block reads a row twice: once for maximum and sum, once for the result
+  sum_rows,    // a block sums a tile of many rows: the gradient of a mask, for which there is no other
 };
 
 inline constexpr int kVectorBytes = 16;  // one load or store of a lane
@@ -83,6 +84,9 @@ inline constexpr int kVectorsInFlight = kMask == MaskKind::float32 || (kMask != 
 // stream_row takes 4 vectors a lane at a time, as many as stay in flight in the register budget of 512 threads.
 inline constexpr int kStreamVectors = 4;
 inline constexpr int kStreamThreads = 512;
+
+// The gradient of a mask: warps of a block share the rows to sum, so that a small mask still has rows in flight.
+inline constexpr int kMaskGradientThreads = 256;
 
 // What is compiled: float64 rows are rare, so one shape of warp_rows serves them; the other elements get every shape.
 // Masks multiply forward kernels only. Everything else (band, column stride, number of warps, row dimensions) is
@@ -167,6 +171,7 @@ constexpr const char* name(Strategy strategy) {
     case Strategy::block_row: return "block_row";
     case Strategy::shared_row: return "shared_row";
     case Strategy::stream_row: return "stream_row";
+    case Strategy::sum_rows: return "sum_rows";
   }
   return "";
 }
@@ -195,12 +200,13 @@ struct Kernel {
     const auto enumerator = [](const std::string& type, int value) {
       return "LNS_" + std::to_string(type.size()) + type + "E" + std::to_string(value) + "E";
     };
-    const std::string function =
-        std::string(name(strategy)) + (direction == Direction::forward ? "_forward" : "_backward");
+    const std::string function = std::string(name(strategy)) + (strategy == Strategy::sum_rows ? "_mask_gradient"
+                                                                : direction == Direction::forward ? "_forward"
+                                                                                                  : "_backward");
     std::string arguments = enumerator("Element", static_cast<int>(element));
     if (direction == Direction::forward) arguments += enumerator("MaskKind", static_cast<int>(mask));
     if (strategy == Strategy::warp_rows) arguments += integer(lanes) + integer(vectors) + integer(rows);
-    arguments += whole ? "Lb1E" : "Lb0E";
+    if (strategy != Strategy::sum_rows) arguments += whole ? "Lb1E" : "Lb0E";
     return "_ZN3sms4cuda" + std::to_string(function.size()) + function + "I" + arguments + "EE";
   }
 };
@@ -225,6 +231,9 @@ inline std::vector<Kernel> all_kernels() {
         }
       }
     }
+  }
+  for (const Element element : {Element::float16, Element::bfloat16, Element::float32, Element::float64}) {
+    kernels.push_back({Direction::backward, element, MaskKind::none, Strategy::sum_rows, 0, 0, 0, false});
   }
   return kernels;
 }

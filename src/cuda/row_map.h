@@ -56,7 +56,12 @@ struct RowMap {
   // a loop that stays one takes fewest registers from the kernels around it.
   template <typename Byte>
   __device__ __forceinline__ Byte* find(const RowValues<Byte>& values, uint32_t row) const {
-    Byte* address = values.data;
+    return values.data + offset(values, row);
+  }
+
+  template <typename Byte>
+  __device__ __forceinline__ int64_t offset(const RowValues<Byte>& values, uint32_t row) const {
+    int64_t bytes = 0;
 #pragma unroll 1
     for (int d = 0; d < dims; ++d) {
       uint32_t index = row;
@@ -64,9 +69,9 @@ struct RowMap {
         row = size[d].quotient(index);
         index -= row * size[d].value;
       }
-      address += index * values.stride[d];
+      bytes += index * values.stride[d];
     }
-    return address;
+    return bytes;
   }
 
   __device__ __forceinline__ RowPlace locate(uint32_t row) const {

@@ -287,8 +287,8 @@ struct RawGradients {
   Chunk<16> y[kVectors][1];
   Chunk<16> grad[kVectors][1];
 
-  template <Cache kCache>
-  __device__ __forceinline__ void load(const BackwardArguments& arguments, const char* y_base, const char* grad_base,
+  template <Cache kCache, typename Arguments>
+  __device__ __forceinline__ void load(const Arguments& arguments, const char* y_base, const char* grad_base,
                                        const Extent& extent, int lane) {
     load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(y, y_base, arguments.y_span, extent, 0, lane);
     if (!kWhole && arguments.grad_expanded) {
