@@ -208,17 +208,26 @@ def check_dtensor() -> None:
         for got, wanted in ((y, expected), (dx, expected_dx)):
             assert got.placements == placed
             torch.testing.assert_close(got.full_tensor(), wanted, rtol=0, atol=1e-15)
-    # Lengths follow the batch.
-    lengths = torch.tensor([8, 3, 0, 5])
+    # Lengths follow the batch and a sink the heads; its gradient is summed where shards share it.
+    lengths, sink = torch.tensor([8, 3, 0, 5]), normal((4,), torch.float64, "cpu", 6)
     everywhere = distribute_tensor(lengths, mesh, [Replicate(), Replicate()])
-    for placed in itertools.product(placements, [*placements, Shard(3)]):
-        options = {"is_causal": True, "diagonal": 1, "window": 4}
-        leaf, sharded = x.clone().requires_grad_(), distribute_tensor(x, mesh, placed).requires_grad_()
-        expected = sms.scaled_mask_softmax(leaf, None, 0.5, key_lengths=lengths, **options)
-        (expected_dx,) = torch.autograd.grad(expected, leaf, grad)
-        y = sms.scaled_mask_softmax(sharded, None, 0.5, key_lengths=everywhere, **options)
-        (dx,) = torch.autograd.grad(y, sharded, distribute_tensor(grad, mesh, placed))
-        for got, wanted in ((y, expected), (dx, expected_dx)):
+    options = {"is_causal": True, "diagonal": 1, "window": 4}
+    for placed, with_sink in itertools.product(itertools.product(placements, [*placements, Shard(3)]), (False, True)):
+        leaves = [x.clone().requires_grad_(), *([sink.clone().requires_grad_()] if with_sink else [])]
+        sharded_leaves = [distribute_tensor(x, mesh, placed).requires_grad_()]
+        sharded_leaves += [
+            distribute_tensor(leaf.detach(), mesh, [Replicate(), Replicate()]).requires_grad_() for leaf in leaves[1:]
+        ]
+        results = []
+        for (scores, *sinks), given, arriving in (
+            (leaves, lengths, grad),
+            (sharded_leaves, everywhere, distribute_tensor(grad, mesh, placed)),
+        ):
+            y = sms.scaled_mask_softmax(
+                scores, None, 0.5, key_lengths=given, sink=sinks[0] if sinks else None, **options
+            )
+            results.append((y, *torch.autograd.grad(y, [scores, *sinks], arriving)))
+        for wanted, got in zip(*results, strict=True):
             torch.testing.assert_close(got.full_tensor(), wanted, rtol=0, atol=1e-14)
     # The operator by its name, where rows are sharded: likewise.
     rows = distribute_tensor(x, mesh, [Shard(0), Shard(2)])

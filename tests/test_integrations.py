@@ -189,6 +189,14 @@ def test_megatron_windows(device: str, window: tuple[int, int]) -> None:
             assert_is_forward(causal(x, None), x, out | (key > position), 0.5)
 
 
+def test_megatron_softmax_offset_is_a_sink(device: str) -> None:
+    """A logit of each head, shared by the batch."""
+    x, offset = normal((2, 3, 5, 5), torch.float64, device), normal((3,), torch.float64, device, 1)
+    with_offset = torch.cat([x * 0.5, offset.view(1, 3, 1, 1).expand(2, 3, 5, 1)], -1)
+    expected = with_offset.softmax(-1)[..., :-1]
+    torch.testing.assert_close(of_megatron(torch.float64, "no_mask")(x, None, offset), expected)
+
+
 def test_megatron_scale_gradients_and_refusals(device: str) -> None:
     x = normal((2, 3, 5, 5), torch.float64, device, spread=1.0).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: of_megatron(torch.float64, "causal", None)(x, None), x)

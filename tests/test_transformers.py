@@ -59,7 +59,7 @@ def t5(**changes: Any) -> Any:
     return transformers.T5ForConditionalGeneration(transformers.T5Config(**{**settings, **TOKENS, **changes}))
 
 
-MODELS: list[Build] = [llama, gemma2, bert, t5]
+MODELS: list[Build] = [llama, gemma2, bert, t5, gpt_oss]
 
 
 def built(build: Build, implementation: str, device: str, **changes: Any) -> Any:
@@ -134,7 +134,7 @@ def test_dropout_in_training_draws_what_eager_draws(device: str, build: Build, c
     assert_like_eager(lambda **options: build(**options).train(), device, "right", **changes)
 
 
-@pytest.mark.parametrize("build", [llama, gemma2])
+@pytest.mark.parametrize("build", [llama, gemma2, gpt_oss])
 def test_decoding_with_a_cache_is_that_of_eager(device: str, build: Build) -> None:
     given = batch(device, "left")
     tokens = [
@@ -143,11 +143,6 @@ def test_decoding_with_a_cache_is_that_of_eager(device: str, build: Build) -> No
     ]
     assert torch.equal(*tokens)
     assert tokens[0].shape[1] > given["input_ids"].shape[1]
-
-
-def test_sinks_are_refused_until_the_operator_has_them(device: str) -> None:
-    with pytest.raises(NotImplementedError, match="sink is not supported yet"):
-        built(gpt_oss, integration.NAME, device)(**batch(device, "none"))
 
 
 def test_bool_and_additive_masks(device: str) -> None:

@@ -77,7 +77,9 @@ def _backward(
 
 
 register_sharding(_OPERATORS.scaled_mask_softmax.default)(partial(_forward, 1))
+register_sharding(_OPERATORS.scaled_mask_softmax.with_sink_probability)(partial(_forward, 2))
 register_sharding(_OPERATORS.scaled_mask_softmax_backward.default)(partial(_backward, 1))
+register_sharding(_OPERATORS.scaled_mask_softmax_backward.with_dots)(partial(_backward, 2))
 
 
 def _local(name: str, tensor: Any, x: DTensor) -> Any:
