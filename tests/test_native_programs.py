@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import cxx
 import pytest
 import torch
 from checks import normal, random_mask, same_bits
@@ -61,8 +64,28 @@ assert "scaled_mask_softmax" not in sys.modules
 """
 
 
+@pytest.fixture
+def inductors_compiler(tmp_path: Path) -> Iterator[None]:
+    """Lets torch's own compiler make libraries that work beside torch (cxx.py)."""
+    compiler = os.environ.get("CXX", "g++")
+    options = cxx.shared_library_options(shlex.split(compiler))
+    if not options:
+        yield
+        return
+    wrapper = tmp_path / "g++"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        f'for argument; do [ "$argument" != -shared ] || exec {compiler} "$@" {" ".join(options)}; done\n'
+        f'exec {compiler} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    with torch._inductor.config.patch({"cpp.cxx": (None, str(wrapper))}):
+        yield
+
+
 # torch's own, of its use of itself in 2.11.
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+@pytest.mark.usefixtures("inductors_compiler")
 def test_an_ahead_of_time_compiled_package_runs_in_a_process_of_its_own(device: str, tmp_path: Path) -> None:
     package = torch._inductor.aoti_compile_and_package(exported(device), package_path=str(tmp_path / "model.pt2"))
     given = [arguments(batch, length, device) for batch, length in ((3, 9), (2, 33), (5, 130))]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 
+import cxx
 import pytest
 
 from release import ROOT, fatbin, matrix, preflight, sbom, verify
@@ -33,12 +34,8 @@ BUILD = {
 def link(source, target, *options):
     """Compiles a stripped shared library that needs the shared C++ library, unless an option says otherwise."""
     compiler = preflight.cxx_compiler().split()
-    found = subprocess.run(
-        [*compiler, "-print-file-name=libstdc++.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    if found == "libstdc++.so" and "-static-libstdc++" not in options:
-        # As cmake/SharedStdcxx.cmake: this compiler has only a static one beside it.
-        options += ("-l:libstdc++.so.6",)
+    if "-static-libstdc++" not in options:
+        options += tuple(cxx.shared_library_options(compiler))
     strip = [] if "-g" in options else ["-s"]
     subprocess.run(
         [*compiler, "-shared", "-fPIC", "-Wl,--no-as-needed", *strip, "-o", target, source, *options], check=True
