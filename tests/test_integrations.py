@@ -83,6 +83,15 @@ def test_mha_is_that_of_torch(device: str, options: dict[str, Any], average: boo
         )
 
 
+@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
+def test_mha_masks_of_one_key_leave_appended_columns_alone(device: str, options: dict[str, Any]) -> None:
+    layer, twin = layer_and_twin(device, batch_first=True, **options)
+    query, key = (normal(shape, torch.float64, device, 1, 1.0) for shape in ((2, 3, 16), (2, 1, 16)))
+    padding = torch.tensor([[True], [False]], device=device)
+    compare(layer, twin, (query, key, key.clone()), key_padding_mask=padding)
+    compare(layer, twin, (query, key, key.clone()), attn_mask=normal((3, 1), torch.float64, device, 2))
+
+
 def test_mha_of_one_sequence_and_of_itself(device: str) -> None:
     layer, twin = layer_and_twin(device)
     x = normal((6, 16), torch.float64, device)

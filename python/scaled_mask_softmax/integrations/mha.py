@@ -80,7 +80,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         # Appended columns are attended by all, so with them the causal mask is no longer the triangle alone.
         causal = is_causal and appended == 0
         mask = self._mask(key_padding_mask, None if causal else attn_mask, batch, query.dtype)
-        if mask is not None and appended and mask.shape[-1] > 1:
+        if mask is not None and appended:
             mask = functional.pad(mask, (0, appended))
         weights = scaled_mask_softmax(query @ key.mT, mask, self.head_dim**-0.5, causal)
         weights = functional.dropout(weights, self.dropout, self.training)
