@@ -82,6 +82,14 @@ def check_context_parallel_of_odd_rows() -> None:
     assert torch.equal(y.isnan().any(-1), invalid)
 
     x = normal(SHAPE, torch.float64, "cpu")
+    part = x[..., columns]
+    lengths = torch.tensor([torch.iinfo(torch.int64).min, 24])
+    y = context_parallel(part, key_lengths=lengths)
+    assert not y[0].any()
+    torch.testing.assert_close(y[1], context_parallel(part)[1])
+    # One-sided, from so far below that every column is seen.
+    torch.testing.assert_close(context_parallel(part, window=1, diagonal=-(2**63)), context_parallel(part))
+
     sink, bias = normal((3,), torch.float64, "cpu", 3), normal((3, 1, 24), torch.float64, "cpu", 4)[None]
     grad = normal(SHAPE, torch.float64, "cpu", 5)
     leaves = [tensor.clone().requires_grad_() for tensor in (x, bias, sink)]

@@ -92,6 +92,16 @@ def test_mha_masks_of_one_key_leave_appended_columns_alone(device: str, options:
     compare(layer, twin, (query, key, key.clone()), attn_mask=normal((3, 1), torch.float64, device, 2))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64], ids=str)
+def test_mha_refuses_integer_masks(device: str, dtype: torch.dtype) -> None:
+    _, twin = layer_and_twin(device, batch_first=True)
+    x = normal((2, 3, 16), torch.float64, device)
+    with pytest.raises(TypeError, match=r"key_padding_mask has dtype .*key_padding_mask\.bool\(\)"):
+        twin(x, x, x, key_padding_mask=torch.zeros(2, 3, dtype=dtype, device=device))
+    with pytest.raises(TypeError, match=r"attn_mask has dtype"):
+        twin(x, x, x, attn_mask=torch.zeros(3, 3, dtype=dtype, device=device))
+
+
 def test_mha_of_one_sequence_and_of_itself(device: str) -> None:
     layer, twin = layer_and_twin(device)
     x = normal((6, 16), torch.float64, device)

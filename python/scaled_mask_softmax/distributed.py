@@ -156,9 +156,10 @@ def context_parallel(
         )
     options = {
         "is_causal": is_causal,
-        "diagonal": diagonal - column_offset if is_causal or window is not None else 0,
+        # The ends of 64 bits stand for themselves: a wrapped number would mean another one, on some ranks only.
+        "diagonal": max(diagonal - column_offset, -(2**63)) if is_causal or window is not None else 0,
         "window": window,
-        "key_lengths": None if key_lengths is None else key_lengths - column_offset,
+        "key_lengths": None if key_lengths is None else key_lengths.clamp(min=0) - column_offset,
     }
     result = _ContextParallel.apply(x, mask, sink, float(scale), options, group)
     assert isinstance(result, torch.Tensor)

@@ -113,6 +113,12 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         dtype: torch.dtype,
     ) -> torch.Tensor | None:
         """One mask of both, that broadcasts to ``[B, H, Sq, Sk]``."""
+        for name, one in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
+            if one is not None and one.dtype != torch.bool and not one.dtype.is_floating_point:
+                raise TypeError(
+                    f"scaled_mask_softmax: {name} has dtype {one.dtype}; expected torch.bool, True where a key is "
+                    f"masked out, or a float type, which is added. Use {name}.bool()."
+                )
         padding = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
         mask = attn_mask
         if mask is not None:
