@@ -157,7 +157,8 @@ def scaled_mask_softmax(
         row of NaN, live cells get NaN and cells excluded by ``is_causal``, ``window`` or ``key_lengths`` still get 0;
         those excluded by a bool mask get either, as y does not tell them apart. Derivatives of every order, forward
         mode and the transforms of torch.func work, but for transforms of torch.func nested over sink, which raise;
-        what they need beyond the first derivative runs in plain torch operators. The gradient of sink is the sum of ``-p * sum(g * y)`` over the rows of its head, p being what the
+        what they need beyond the first derivative runs in plain torch operators. The gradient of sink is the sum of
+        ``-p * sum(g * y)`` over the rows of its head, p being what the
         sink takes of the row; that of a float mask is the gradient of s, not scaled, summed over the dimensions in
         which the mask broadcasts.
 
