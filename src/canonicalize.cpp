@@ -261,6 +261,22 @@ const void* const_data_or_null(const OptionalTensor& tensor) {
   return tensor.has_value() ? tensor->const_data_ptr() : nullptr;
 }
 
+// What both gradients are given alike.
+template <typename Problem>
+Problem gradient_problem(const Tensor& grad, const Tensor& y, const Options& options,
+                         const OptionalTensor& key_lengths) {
+  Problem problem;
+  problem.element = element_of(y);
+  problem.band = band_of(y, options);
+  problem.columns = y.size(-1);
+  problem.y = y.const_data_ptr();
+  problem.grad = grad.const_data_ptr();
+  problem.grad_column_stride = grad.stride(-1) == 0 ? 0 : 1;
+  problem.key_lengths = const_data_or_null(key_lengths);
+  problem.key_lengths_64 = key_lengths.has_value() && key_lengths->scalar_type() == at::kLong;
+  return problem;
+}
+
 }  // namespace
 
 void check_forward(const Tensor& x, const OptionalTensor& mask, const Options& options,
@@ -353,18 +369,10 @@ ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, cons
 BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Options& options,
                                  const OptionalTensor& key_lengths, const OptionalTensor& dx,
                                  const OptionalTensor& dots) {
-  BackwardProblem problem;
-  problem.element = element_of(y);
-  problem.band = band_of(y, options);
-  problem.columns = y.size(-1);
+  auto problem = gradient_problem<BackwardProblem>(grad, y, options, key_lengths);
   problem.scale = options.scale;
-  problem.y = y.const_data_ptr();
-  problem.grad = grad.const_data_ptr();
-  problem.grad_column_stride = grad.stride(-1) == 0 ? 0 : 1;
   problem.dx = data_or_null(dx);
   problem.dots = data_or_null(dots);
-  problem.key_lengths = const_data_or_null(key_lengths);
-  problem.key_lengths_64 = key_lengths.has_value() && key_lengths->scalar_type() == at::kLong;
   const StrideBuffer none(y.dim(), 0);
   const StrideBuffer statistic = statistic_strides(y, dots);
   const StrideBuffer query = query_strides(y, problem.band);
@@ -378,18 +386,10 @@ BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Opti
 MaskGradientProblem mask_gradient_problem(const Tensor& grad, const Tensor& y, const Tensor& dots,
                                           const Options& options, const OptionalTensor& key_lengths,
                                           const Tensor& gradient) {
-  MaskGradientProblem problem;
-  problem.element = element_of(y);
-  problem.band = band_of(y, options);
-  problem.columns = y.size(-1);
-  problem.y = y.const_data_ptr();
-  problem.grad = grad.const_data_ptr();
-  problem.grad_column_stride = grad.stride(-1) == 0 ? 0 : 1;
+  auto problem = gradient_problem<MaskGradientProblem>(grad, y, options, key_lengths);
   problem.dots = dots.const_data_ptr();
   problem.gradient = gradient.mutable_data_ptr();
   problem.gradient_float32 = gradient.scalar_type() == at::kFloat;
-  problem.key_lengths = const_data_or_null(key_lengths);
-  problem.key_lengths_64 = key_lengths.has_value() && key_lengths->scalar_type() == at::kLong;
   StrideBuffer output(y.dim(), 0);
   for (int64_t d = 0; d < y.dim() - 1; ++d) {
     if (gradient.size(d) == y.size(d)) output[d] = gradient.stride(d);

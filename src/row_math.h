@@ -92,12 +92,6 @@ SMS_HOST_DEVICE Real finite_shift(Real maximum) {
   return maximum == kNegativeInfinity<Real> ? Real{0} : maximum;
 }
 
-// A sum of exponentials taken against the maximum `from`, restated against `to` >= `from`. Keeps NaN.
-template <typename Real>
-SMS_HOST_DEVICE Real rescale(Real sum, Real from, Real to) {
-  return multiply(sum, exponential(from, finite_shift(to)));
-}
-
 // The factor that turns exponentials into probabilities: 0 for a dead row, NaN for a NaN row.
 template <typename Real>
 SMS_HOST_DEVICE Real normalizer(Real sum) {

@@ -49,30 +49,38 @@ cudaError_t dispatch_forward(Element element, const Plan& plan, bool whole, cons
   return cudaErrorInvalidValue;
 }
 
-cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStream_t stream) {
+// What both directions are given alike.
+template <typename Arguments, typename Problem>
+Arguments common_arguments(const Plan& plan, const Problem& piece, int second_bytes) {
   const int bytes = element_bytes(piece.element);
-  const int mask_bytes = mask_element_bytes(piece.mask_kind, piece.element);
-  ForwardArguments arguments{};
-  arguments.rows = make_row_map(piece.rows, bytes, mask_bytes, bytes, plan.rows_per_block());
-  arguments.x = static_cast<const char*>(piece.x);
-  arguments.mask = static_cast<const char*>(piece.mask);
-  arguments.y = static_cast<char*>(piece.y);
+  Arguments arguments{};
+  arguments.rows = make_row_map(piece.rows, bytes, second_bytes, bytes, plan.rows_per_block());
   arguments.columns = piece.columns;
   arguments.block_columns = plan.block_columns;
   arguments.shared_second = static_cast<int>(shared_operand_bytes(plan.block_columns, bytes));
-  arguments.mask_column_stride = piece.mask == nullptr ? 0 : piece.mask_column_stride * mask_bytes;
   arguments.band = piece.band;
   arguments.near = near_band(piece.band);
   arguments.key_lengths = make_row_values(piece.rows, static_cast<const char*>(piece.key_lengths), kBatch,
                                           key_length_bytes(piece.key_lengths_64));
   arguments.key_lengths_64 = piece.key_lengths_64;
+  arguments.scale = static_cast<float>(piece.scale);
+  arguments.scale64 = piece.scale;
+  return arguments;
+}
+
+cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStream_t stream) {
+  const int bytes = element_bytes(piece.element);
+  const int mask_bytes = mask_element_bytes(piece.mask_kind, piece.element);
+  auto arguments = common_arguments<ForwardArguments>(plan, piece, mask_bytes);
+  arguments.x = static_cast<const char*>(piece.x);
+  arguments.mask = static_cast<const char*>(piece.mask);
+  arguments.y = static_cast<char*>(piece.y);
+  arguments.mask_column_stride = piece.mask == nullptr ? 0 : piece.mask_column_stride * mask_bytes;
   arguments.sink = make_row_values(piece.rows, static_cast<const char*>(piece.sink), kHead, sink_bytes(piece));
   arguments.sink_float32 = piece.sink_float32;
   arguments.sink_probability = make_row_values(piece.rows, static_cast<char*>(piece.sink_probability), kStatistic,
                                                statistic_bytes(piece.element));
   arguments.packed = packed_scale(piece.scale);
-  arguments.scale = static_cast<float>(piece.scale);
-  arguments.scale64 = piece.scale;
   arguments.x_span = span_of(piece.x, piece.rows, kInput, bytes, piece.columns, 1);
   bool whole = whole_rows(piece.x, piece.rows, kInput, bytes, piece.columns, kVectorBytes / bytes) &&
                whole_rows(piece.y, piece.rows, kOutput, bytes, piece.columns, kVectorBytes / bytes);
@@ -92,24 +100,13 @@ cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStre
 
 cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStream_t stream) {
   const int bytes = element_bytes(piece.element);
-  BackwardArguments arguments{};
-  arguments.rows = make_row_map(piece.rows, bytes, bytes, bytes, plan.rows_per_block());
+  auto arguments = common_arguments<BackwardArguments>(plan, piece, bytes);
   arguments.y = static_cast<const char*>(piece.y);
   arguments.grad = static_cast<const char*>(piece.grad);
   arguments.dx = static_cast<char*>(piece.dx);
-  arguments.columns = piece.columns;
-  arguments.block_columns = plan.block_columns;
-  arguments.shared_second = static_cast<int>(shared_operand_bytes(plan.block_columns, bytes));
   arguments.grad_expanded = piece.grad_column_stride == 0;
-  arguments.band = piece.band;
-  arguments.near = near_band(piece.band);
-  arguments.key_lengths = make_row_values(piece.rows, static_cast<const char*>(piece.key_lengths), kBatch,
-                                          key_length_bytes(piece.key_lengths_64));
-  arguments.key_lengths_64 = piece.key_lengths_64;
   arguments.dots =
       make_row_values(piece.rows, static_cast<char*>(piece.dots), kStatistic, statistic_bytes(piece.element));
-  arguments.scale = static_cast<float>(piece.scale);
-  arguments.scale64 = piece.scale;
   arguments.y_span = span_of(piece.y, piece.rows, kInput, bytes, piece.columns, 1);
   arguments.grad_span = span_of(piece.grad, piece.rows, kSecond, bytes, piece.columns, piece.grad_column_stride);
   const int64_t per_vector = kVectorBytes / bytes;

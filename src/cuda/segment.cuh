@@ -8,6 +8,11 @@
 
 namespace sms::cuda {
 
+// All bits of each half of a pair of columns that is live.
+__device__ __forceinline__ uint32_t live_halves(const Extent& extent, int column) {
+  return (extent.any_live(column, 1) ? 0x0000ffffu : 0u) | (extent.any_live(column + 1, 1) ? 0xffff0000u : 0u);
+}
+
 // Inputs of the forward direction for kVectors vectors of a lane, loaded but not looked at, so that the loads of
 // several vectors and rows are in flight together.
 template <Element kElement, MaskKind kMask, int kLanes, int kVectors, bool kWhole>
@@ -59,8 +64,11 @@ struct Exponents {
 
   // exp(score - shift), the shift subtracted before the change of base.
   __device__ __forceinline__ Real operator()(Real score, Real shift) const {
-    const Real factor = kUnscaled ? static_cast<Real>(packed.factor) : static_cast<Real>(kLog2E);
-    return power_of_two(multiply(add(score, -shift), factor));
+    if constexpr (kUnscaled) {
+      return power_of_two(multiply(add(score, -shift), packed.factor));
+    } else {
+      return exponential(score, shift);
+    }
   }
 
   // A maximum as a score.
@@ -218,8 +226,7 @@ struct Scores {
     if (!extent.all_live(a, kCount)) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const uint32_t live = (extent.any_live(a + 2 * w, 1) ? 0x0000ffffu : 0u) |
-                              (extent.any_live(a + 2 * w + 1, 1) ? 0xffff0000u : 0u);
+        const uint32_t live = live_halves(extent, a + 2 * w);
         out.word[w] = (out.word[w] & live) | (kExcluded & ~live);
       }
     }
@@ -368,8 +375,7 @@ struct RawGradients {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       if constexpr (kBytes == 2) {
-        const uint32_t live = (extent.any_live(a + 2 * w, 1) ? 0x0000ffffu : 0u) |
-                              (extent.any_live(a + 2 * w + 1, 1) ? 0xffff0000u : 0u);
+        const uint32_t live = live_halves(extent, a + 2 * w);
         chunk.word[w] &= live;
       } else {
         chunk.word[w] = extent.any_live(a + w / (kBytes / 4), 1) ? chunk.word[w] : 0u;
