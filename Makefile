@@ -8,13 +8,14 @@ choice = $(call give,torch,TORCH) $(call give,cuda,CUDA)
 cell = $(choice) $(call give,python,PYTHON) $(call give,archs,ARCHS)
 engine = $(call give,platform,PLATFORM) $(call give,engine,ENGINE)
 
-.PHONY: help wheel plain-wheel image container test bench bench-guard profile clients sanitize stage try \
+.PHONY: help wheel plain-wheel image container test bench bench-guard profile clients page-tests sanitize stage try \
 	release-rehearsal lint lint-workflows format typecheck clean
 
 help:
 	@echo "make wheel        build, verify, install and exercise a wheel; TEST=no only builds and verifies it"
 	@echo "make test         build, install and run the test suite; PYTEST=\"-k name\" passes options"
 	@echo "make clients      try channels with old and new pip, uv and poetry"
+	@echo "make page-tests   try the index's landing page in Chromium; SCREENSHOTS=folder takes pictures of it"
 	@echo "make bench        build, install and measure; BENCH=\"--suite small\" passes options, BENCH=--help lists them"
 	@echo "make bench-guard  build, install and compare the CPU's times with the committed report"
 	@echo "make profile      trace one case on a GPU and measure its kernels; CASE=\"float16 Sk=2048 causal forward\""
@@ -69,6 +70,9 @@ lint:
 
 clients:
 	@$(python) -m release clients $(call give,pytest,PYTEST)
+
+page-tests:
+	@$(python) -m release page-tests $(call give,pytest,PYTEST) $(call give,screenshots,SCREENSHOTS)
 
 stage:
 	@$(python) -m release stage $(or $(WHEELS),dist) $(call give,tag,TAG)

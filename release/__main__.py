@@ -156,20 +156,22 @@ def _compare(arguments: argparse.Namespace) -> None:
 def _index(arguments: argparse.Namespace) -> None:
     from . import index
 
-    found = index.Index(arguments.directory)
-    how = {"base_url": arguments.base_url, "assets": arguments.assets}
-    channels = dict.fromkeys(found.add(wheel, **how) for wheel in arguments.wheels)
-    if arguments.yank:
-        print(f"withdrawn: {found.yank(arguments.yank, arguments.reason)} wheels of {arguments.yank}")
     if arguments.release:
         _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
-        from . import matrix
+    with index.update(arguments.directory) as found:
+        how = {"base_url": arguments.base_url, "assets": arguments.assets}
+        channels = dict.fromkeys(found.add(wheel, **how) for wheel in arguments.wheels)
+        withdrawn = found.yank(arguments.yank, arguments.reason) if arguments.yank else 0
+        if arguments.release:
+            from . import matrix
 
-        data = matrix.load()
-        found.expect(
-            matrix.wheels(data, data.cells(proven=True)), data.version, allow_missing=arguments.release == "partial"
-        )
-    found.write()
+            data = matrix.load()
+            names = matrix.wheels(data, data.cells(proven=True))
+            found.expect(names, data.version, allow_missing=arguments.release == "partial")
+        if arguments.address:
+            found.set_address(arguments.address)
+    if arguments.yank:
+        print(f"withdrawn: {withdrawn} wheels of {arguments.yank}")
     for name in channels:
         print(arguments.directory / name)
     for name in found.missing:
@@ -316,6 +318,12 @@ def _clients(arguments: argparse.Namespace) -> None:
     clients.run(preflight.interpreter(None), shlex.split(arguments.pytest))
 
 
+def _page_tests(arguments: argparse.Namespace) -> None:
+    from . import browser, preflight
+
+    browser.page_tests(preflight.interpreter(None), shlex.split(arguments.pytest), arguments.screenshots)
+
+
 def _plain_wheel(arguments: argparse.Namespace) -> None:
     _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
     from . import build, environments, preflight
@@ -433,6 +441,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--pytest", default="", help="arguments for pytest")
     command.set_defaults(run=_clients)
 
+    command = commands.add_parser("page-tests", help="try the index's landing page in a browser (make page-tests)")
+    command.add_argument("--pytest", default="", help="arguments for pytest")
+    command.add_argument("--screenshots", type=Path, metavar="FOLDER", help="put pictures of the page there")
+    command.set_defaults(run=_page_tests)
+
     command = commands.add_parser("plain-wheel", help="build the wheel without native code")
     command.add_argument("directory", type=Path, nargs="?", default=Path("dist"))
     command.set_defaults(run=_plain_wheel)
@@ -469,6 +482,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--base-url", default="", help="where the wheels are, such as a release's page; with --assets")
     command.add_argument("--assets", type=Path, help="where to put what belongs below --base-url")
+    command.add_argument(
+        "--address", help="where the landing page will lie, for its tables, such as https://host/path/"
+    )
     command.add_argument("--yank", metavar="VERSION", help="withdraw a version, of every label or with its label")
     command.add_argument("--reason", default="", help="for --yank")
     command.set_defaults(run=_index)

@@ -11,6 +11,8 @@ one step.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import filecmp
 import hashlib
 import html
@@ -18,17 +20,23 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from . import record, wheel_file
+from . import landing, record, wheel_file
 from .wheel_file import WheelFile
 
 PROJECT = "scaled-mask-softmax"
 DATA = "index.json"
 CHECKSUMS = "SHA256SUMS"
+
+
+# What the names of our wheels are made of: no other is indexed, so none can lead out of a channel or into a page.
+_VERSION = r"\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?\+(?P<cuda>cpu|cu\d+)torch(?P<torch>\d+(?:\.[a-z0-9]+)*)"
+_NAME = re.compile(rf"{wheel_file.NAME}-(?P<version>{_VERSION})-\w+-\w+-\w+(?:\.\w+)*\.whl", re.ASCII)
 
 
 class ChannelError(ValueError):
@@ -50,13 +58,37 @@ class Entry:
     ptx: list[str]
     yanked: str | None  # the reason
 
+    def __post_init__(self) -> None:
+        """Raises ChannelError for what no wheel of ours has, wherever it comes from."""
+        name = _NAME.fullmatch(self.filename)
+        texts = (self.filename, self.version, self.url, self.sha256, self.metadata_sha256, self.requires_python)
+        right = (
+            all(isinstance(text, str) for text in texts)
+            and name is not None
+            and self.version == name["version"]
+            and re.fullmatch(r"(?:(?:https?|file)://[^\s\"'<>]*/)?" + re.escape(quote(self.filename)), self.url)
+            and all(re.fullmatch(r"[0-9a-f]{64}", text) for text in (self.sha256, self.metadata_sha256))
+            and type(self.size) is int
+            and self.size >= 0
+            and re.fullmatch(r"[0-9.,<>=!~* ]*", self.requires_python)
+            and all(
+                isinstance(found, list) and all(re.fullmatch(r"\d+\.\d+[a-z]?", str(text)) for text in found)
+                for found in (self.architectures, self.ptx)
+            )
+            and isinstance(self.yanked, str | None)
+        )
+        if not right:
+            raise ChannelError(f"{self.filename!r} is described as no wheel of ours is: {asdict(self)}")
+
 
 def channel(wheel_name: str) -> str:
     """The channel of a wheel, from its file name: "whl/cu130/torch2.14"."""
-    match = re.match(r"[^-]+-[^-+]+\+(cpu|cu\d+)torch([^-]+)-", wheel_name)
+    match = _NAME.fullmatch(wheel_name)
     if match is None:
-        raise ChannelError(f"{wheel_name} carries no label such as +cu130torch2.14, so it belongs to no channel")
-    return f"whl/{match[1]}/torch{match[2]}"
+        raise ChannelError(
+            f"{wheel_name!r} is no wheel's name with a label such as +cu130torch2.14, so it belongs to no channel"
+        )
+    return f"whl/{match['cuda']}/torch{match['torch']}"
 
 
 def page(title: str, links: Iterable[str]) -> str:
@@ -65,45 +97,6 @@ def page(title: str, links: Iterable[str]) -> str:
         "<!DOCTYPE html>\n<html>\n  <head>\n"
         '    <meta charset="utf-8">\n    <meta name="pypi:repository-version" content="1.0">\n'
         f"    <title>{html.escape(title)}</title>\n  </head>\n  <body>\n{body}  </body>\n</html>\n"
-    )
-
-
-# Puts the page's own address into the commands, and shows the chosen channel's alone.
-_SCRIPT = """
-const rows = [...document.querySelectorAll("li")], choice = document.querySelector("select");
-for (const row of rows) {
-  const link = row.querySelector("a"), command = row.querySelector("code");
-  command.textContent = command.textContent.replace(link.getAttribute("href"), link.href);
-  choice.append(new Option(link.textContent));
-}
-choice.onchange = () => rows.forEach((row, i) => { row.hidden = i !== choice.selectedIndex; });
-choice.hidden = false;
-choice.onchange();
-"""
-
-
-def _order(version: str) -> tuple[list[int], bool, str]:
-    """Sorts our versions: "1.0.0rc1+cu130torch2.14" before "1.0.0+cu130torch2.14"."""
-    numbers, rest = re.fullmatch(r"([\d.]+)(\w*)", version.partition("+")[0]).groups()  # type: ignore[union-attr]
-    return [int(number) for number in numbers.split(".")], not rest, rest
-
-
-def _selector(channels: dict[str, dict[str, Entry]]) -> str:
-    """A page that prints, for each channel, the command that installs its newest version."""
-    rows = []
-    for name in sorted(channels):
-        kept = [entry.version for entry in channels[name].values() if entry.yanked is None]
-        if not kept:
-            continue
-        version = max(kept, key=_order)
-        _, cuda, torch = name.split("/")
-        title = f"{torch.replace('torch', 'torch ')}, {cuda}"
-        command = f'pip install --no-deps --index-url {name}/ "{PROJECT}=={version}"'
-        rows.append(f'    <li><a href="{name}/">{title}</a>: <code>{html.escape(command)}</code></li>\n')
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n  <head>\n    <meta charset="utf-8">\n    <title>{PROJECT}</title>\n'
-        f"  </head>\n  <body>\n    <h1>Install {PROJECT}</h1>\n    <select hidden></select>\n    <ul>\n"
-        f"{''.join(rows)}    </ul>\n    <script>{_SCRIPT}</script>\n  </body>\n</html>\n"
     )
 
 
@@ -120,18 +113,29 @@ def _link(entry: Entry) -> str:
 
 
 def put(path: Path, data: bytes | Path) -> None:
-    """Writes the file, or a copy of another, in one step, if it is not there already."""
+    """Writes the file, or a copy of another, in one step, if it is not there already.
+
+    After a crash of the machine too, the file is the old one or the new one.
+    """
     if path.is_file():
         same = filecmp.cmp(path, data, shallow=False) if isinstance(data, Path) else path.read_bytes() == data
         if same:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.new")
-    if isinstance(data, Path):
-        shutil.copyfile(data, scratch)
-    else:
-        scratch.write_bytes(data)
-    os.replace(scratch, path)
+    try:
+        with scratch.open("wb") as file:
+            if isinstance(data, Path):
+                with data.open("rb") as source:
+                    shutil.copyfileobj(source, file)
+            else:
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
 
 
 def _entry(wheel: WheelFile, data: bytes, base_url: str) -> Entry:
@@ -149,8 +153,8 @@ def _entry(wheel: WheelFile, data: bytes, base_url: str) -> Entry:
         size=len(data),
         metadata_sha256=hashlib.sha256(wheel.metadata).hexdigest(),
         requires_python=wheel.field("Requires-Python"),
-        architectures=list(build.get("architectures", [])),
-        ptx=list(build.get("ptx", [])),
+        architectures=build.get("architectures", []),
+        ptx=build.get("ptx", []),
         yanked=None,
     )
 
@@ -163,14 +167,21 @@ class Index:
         self.root = root
         self.channels: dict[str, dict[str, Entry]] = {}
         self.missing: list[str] = []
+        self.address = ""
         self._new: dict[Path, bytes | Path] = {}
         path = root / DATA
         if path.is_file():
             try:
                 data = json.loads(path.read_text(encoding="utf-8"))
                 self.missing = data["expected_missing"]
+                if not all(isinstance(name, str) for name in self.missing):
+                    raise TypeError("expected_missing are not names")
+                if address := data.get("address"):
+                    self.set_address(address)
                 for name, entries in data["channels"].items():
                     self.channels[name] = {entry["filename"]: Entry(**entry) for entry in entries}
+                    if stray := [file for file in self.channels[name] if channel(file) != name]:
+                        raise ChannelError(f"{stray[0]} is no wheel of channel {name!r}")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ChannelError(f"{path} is none of ours: {error!r}") from None
         for file in sorted(root.glob(f"whl/*/*/{PROJECT}/*.whl")):
@@ -205,6 +216,12 @@ class Index:
         self._new[folder / f"{path.name}.metadata"] = wheel.metadata
         return name
 
+    def set_address(self, address: str) -> None:
+        """Where the index will lie, for the landing page's tables. Raises ChannelError for another kind of text."""
+        if not re.fullmatch(r"(?:https?|file)://[^\s\"'<>?#{}]*/", address):
+            raise ChannelError(f"an index lies at an http, https or file address that ends in /, not at {address!r}")
+        self.address = address
+
     def entries(self) -> Iterator[Entry]:
         for name in sorted(self.channels):
             yield from (self.channels[name][file] for file in sorted(self.channels[name]))
@@ -238,7 +255,7 @@ class Index:
             raise ChannelError(f"{len(self.missing)} wheels of the release are missing, the first {self.missing[0]}")
 
     def write(self) -> None:
-        """Writes everything: files, then the pages that link to them, then index.json."""
+        """Writes everything: files, then index.json, then the pages: what stops half way is completed by the next."""
         for path, contents in self._new.items():
             put(path, contents)
         self._new.clear()
@@ -246,18 +263,6 @@ class Index:
         def text(path: Path, contents: str) -> None:
             put(path, contents.encode())
 
-        for name, entries in self.channels.items():
-            links = [_link(entries[file]) for file in sorted(entries)]
-            text(self.root / name / PROJECT / "index.html", page(f"Links for {PROJECT}", links))
-            text(self.root / name / "index.html", page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>']))
-        text(self.root / "index.html", _selector(self.channels))
-        sums = [
-            f"{entry.sha256}  {name}/{PROJECT}/{entry.filename}\n"
-            for name in sorted(self.channels)
-            for entry in sorted(self.channels[name].values(), key=lambda entry: entry.filename)
-            if (self.root / name / PROJECT / entry.filename).is_file()
-        ]
-        text(self.root / CHECKSUMS, "".join(sums))
         everything = {
             "project": PROJECT,
             "channels": {
@@ -265,13 +270,78 @@ class Index:
                 for name in sorted(self.channels)
             },
             "expected_missing": self.missing,
+            "address": self.address,
         }
         text(self.root / DATA, json.dumps(everything, indent=2) + "\n")
+        for name, entries in self.channels.items():
+            links = [_link(entries[file]) for file in sorted(entries)]
+            text(self.root / name / PROJECT / "index.html", page(f"Links for {PROJECT}", links))
+            text(self.root / name / "index.html", page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>']))
+        sums = [
+            f"{entry.sha256}  {name}/{PROJECT}/{entry.filename}\n"
+            for name in sorted(self.channels)
+            for entry in sorted(self.channels[name].values(), key=lambda entry: entry.filename)
+            if (self.root / name / PROJECT / entry.filename).is_file()
+        ]
+        text(self.root / CHECKSUMS, "".join(sums))
+        text(self.root / "index.html", landing.page(self.channels, self.missing, self.address))
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """One update at a time; others wait. The lock goes with its process, however that ends."""
+    path, told = root / ".lock", False
+    while True:
+        with path.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not told:
+                    print(f"waiting for another update of {root}", file=sys.stderr, flush=True)
+                told = True
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                held = os.path.samestat(path.stat(), os.fstat(lock.fileno()))
+            except FileNotFoundError:
+                held = False
+            if not held:  # who held it before has removed it
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+@contextlib.contextmanager
+def update(root: Path) -> Iterator[Index]:
+    """The index below `root`, to be changed; written at the end, unless there is an error. One at a time.
+
+    Raises ChannelError where the system refuses a file: then readers see what they saw before, or some of the update,
+    and the same again completes it.
+    """
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(root):
+            for path in root.rglob(".*.new"):
+                path.unlink()  # of an update that was killed
+            found = Index(root)
+            yield found
+            found.write()
+    except OSError as error:
+        raise ChannelError(
+            f"{error.filename or root}: {error.strerror or error}. The index below {root} still serves what it did; "
+            "mend this and run the same command again"
+        ) from None
+    finally:
+        # What an update made that wrote nothing.
+        with contextlib.suppress(OSError):
+            for folder in made:
+                folder.rmdir()
 
 
 def write(root: Path, wheels: Iterable[Path], *, may_replace: bool = False) -> list[Path]:
     """Adds `wheels` to the index below `root`, all or none. Returns their channels."""
-    index = Index(root)
-    channels = dict.fromkeys(root / index.add(wheel, may_replace=may_replace) for wheel in wheels)
-    index.write()
-    return list(channels)
+    with update(root) as index:
+        return [root / name for name in dict.fromkeys(index.add(wheel, may_replace=may_replace) for wheel in wheels)]

@@ -7,9 +7,8 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import build, wheel_file
+from . import build, index, wheel_file
 from .environments import Environment
-from .index import CHECKSUMS, Index
 from .matrix import Matrix, wheels
 
 
@@ -30,12 +29,11 @@ def stage(data: Matrix, tools: Environment, folder: Path, found: Iterable[Path])
     """
     site, assets = folder / "site", folder / "assets"
     shutil.rmtree(folder, ignore_errors=True)
-    index = Index(site)
     found = list(found)
-    for wheel in found:
-        index.add(wheel)
-    index.expect(wheels(data, data.cells(proven=True)), data.version, allow_missing=False)
-    index.write()
+    with index.update(site) as update:
+        for wheel in found:
+            update.add(wheel)
+        update.expect(wheels(data, data.cells(proven=True)), data.version, allow_missing=False)
     assets.mkdir(parents=True)
     for wheel in found:
         shutil.copyfile(wheel, assets / wheel.name)
@@ -44,5 +42,5 @@ def stage(data: Matrix, tools: Environment, folder: Path, found: Iterable[Path])
     build.sdist(tools, assets)
     files = sorted(assets.iterdir())
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
-    (assets / CHECKSUMS).write_text("".join(sums), encoding="utf-8")
+    (assets / index.CHECKSUMS).write_text("".join(sums), encoding="utf-8")
     return files
