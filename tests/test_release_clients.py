@@ -10,6 +10,9 @@ import http.server
 import importlib.metadata
 import importlib.util
 import os
+import platform
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from release import index
+from release import index, landing
 
 CLIENTS = Path(os.environ["SMS_CLIENTS"]) if "SMS_CLIENTS" in os.environ else None
 PIPS = ["pip", *(sorted(path.name for path in CLIENTS.glob("pip-*")) if CLIENTS else [])]
@@ -29,15 +32,19 @@ OLDEST = "pip-21.2.4"
 FULL = "scaled-mask-softmax==1.0.0+cu130torch2.14"
 
 
-def make_wheel(folder, name, version, requires=()):
-    path = folder / f"{name}-{version}-py3-none-any.whl"
+# That of a native wheel for this Python and machine.
+NATIVE = "cp{0}{1}-cp{0}{1}-linux_{2}".format(*sys.version_info[:2], platform.machine())
+
+
+def make_wheel(folder, name, version, requires=(), tag="py3-none-any"):
+    path = folder / f"{name}-{version}-{tag}.whl"
     info = f"{name}-{version}.dist-info"
     text = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\nRequires-Python: >=3.10\n"
     text += "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     files = {
         f"{name}/__init__.py": f"VERSION = {version!r}\n",
         f"{info}/METADATA": text,
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
     rows = ""
     for file, contents in files.items():
@@ -51,7 +58,7 @@ def make_wheel(folder, name, version, requires=()):
 
 def ours(folder, version, torch="2.14"):
     major, minor = torch.split(".")
-    return make_wheel(folder, "scaled_mask_softmax", version, [f"torch<{major}.{int(minor) + 1},>={torch}"])
+    return make_wheel(folder, "scaled_mask_softmax", version, [f"torch<{major}.{int(minor) + 1},>={torch}"], NATIVE)
 
 
 class Log(http.server.SimpleHTTPRequestHandler):
@@ -104,14 +111,17 @@ class Target:
             archive.extractall(self.packages)
 
     def install(self, channel, *arguments):
+        return self.run("--index-url", f"{channel}/", *arguments)
+
+    def run(self, *arguments):
+        """The installer's command to install."""
         env = {"PATH": "/usr/bin:/bin", "HOME": str(self.folder), "PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1"}
         if self.client == "uv":
             command = [CLIENTS / "bin/uv", "pip", "install", "--python", self.python, "--no-cache"]
         else:
             env["PYTHONPATH"] = str(self.folder / "pip" if self.client == "pip" else CLIENTS / self.client)
             command = [self.python, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check"]
-        command += ["--index-url", f"{channel}/", *arguments]
-        return subprocess.run(command, env={**env, **self.variables}, capture_output=True, text=True)
+        return subprocess.run([*command, *arguments], env={**env, **self.variables}, capture_output=True, text=True)
 
     @property
     def installed(self):
@@ -193,6 +203,36 @@ def test_a_tampered_wheel_is_refused(root, site, target, client):
     assert here.installed == {"torch": "2.14.1"}
 
 
+def offered(site):
+    """What the landing page offers of the good channel."""
+    return next(
+        wheel
+        for wheel in landing.newest(landing.every(index.Index(site).channels))
+        if (wheel.torch, wheel.cuda) == ("2.14", "cu130")
+    )
+
+
+@pytest.mark.parametrize("tool", ["pip", "docker", "requirements", "conda", *(["uv"] if CLIENTS else [])])
+def test_the_lines_of_the_landing_page(root, site, target, tmp_path, tool):
+    here, (address, _) = target("uv" if tool == "uv" else "pip"), root
+    lines = landing.filled(tool, offered(site), f"{address}/")
+    if tool in ("requirements", "conda"):
+        # What conda gives to pip is a file of requirements too.
+        text = (
+            lines
+            if tool == "requirements"
+            else re.search(r"- pip:\n((?:      - .*\n?)+)", lines)[1].replace("      - ", "")
+        )
+        (tmp_path / "requirements.txt").write_text(text)
+        done = here.run("--requirement", tmp_path / "requirements.txt")
+    else:
+        words = shlex.split(lines.rpartition("RUN ")[2] if tool == "docker" else lines)
+        assert words[: words.index("install") + 1] in (["python", "-m", "pip", "install"], ["uv", "pip", "install"])
+        done = here.run(*words[words.index("install") + 1 :])
+    assert done.returncode == 0, done.stderr
+    assert here.installed == {"torch": "2.14.1", "scaled-mask-softmax": "1.0.0+cu130torch2.14"}
+
+
 # The driver's CUDA (None: no GPU), and what is right for it of torch 2.14's cpu, cu126, cu130 and cu132.
 DRIVERS = {"12.6": "cu126", "12.9": "cu126", "13.0": "cu130", "13.2": "cu132", None: "cpu"}
 
@@ -216,50 +256,24 @@ def test_variants(tmp_path, target, driver):
     )
 
 
+# What surrounds the landing page's lines in a project: what it is, and a registry that is not the ordinary one.
 PROJECTS = {
     "uv": """
-[project]
-name = "user"
-version = "1"
-requires-python = ">=3.10"
-dependencies = ["{full}", "torch"]
-
-[[tool.uv.index]]
-name = "kernels"
-url = "{channel}"
-explicit = true
-
 [[tool.uv.index]]
 name = "registry"
 url = "{registry}"
 default = true
-
-[tool.uv.sources]
-scaled-mask-softmax = {{ index = "kernels" }}
 """,
     "poetry": """
-[project]
-name = "user"
-version = "1"
-requires-python = ">=3.10"
-dependencies = ["{full}", "torch"]
-
-[tool.poetry]
-package-mode = false
-
-[tool.poetry.dependencies]
-scaled-mask-softmax = {{ source = "kernels" }}
 torch = {{ source = "registry" }}
-
-[[tool.poetry.source]]
-name = "kernels"
-url = "{channel}"
-priority = "explicit"
 
 [[tool.poetry.source]]
 name = "registry"
 url = "{registry}"
 priority = "primary"
+
+[tool.poetry]
+package-mode = false
 """,
 }
 
@@ -279,10 +293,15 @@ def test_projects_lock_and_install(site, tmp_path, client):
         address = f"http://127.0.0.1:{server.server_port}"
         folder = tmp_path / "project"
         folder.mkdir()
-        channel = f"{address}/whl/cu130/torch2.14/"
-        (folder / "pyproject.toml").write_text(
-            PROJECTS[client].format(full=FULL, channel=channel, registry=f"{address}/registry/")
-        )
+        lines = landing.filled(f"{client}-project", offered(site), f"{address}/")
+        project = '[project]\nname = "user"\nversion = "1"\nrequires-python = ">=3.10"\n'
+        more = PROJECTS[client].format(registry=f"{address}/registry/")
+        if client == "poetry":
+            # Its sources are told below its dependencies.
+            more, _, rest = more.partition("\n\n")
+            lines = lines.replace("\n\n[[tool.poetry.source]]", f"{more}\n\n[[tool.poetry.source]]", 1)
+            more = rest
+        (folder / "pyproject.toml").write_text(f"{lines.replace('[project]', project.strip(), 1)}\n\n{more}")
         env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "POETRY_VIRTUALENVS_IN_PROJECT": "1"}
         program = [CLIENTS / "bin" / client]
         if client == "uv":

@@ -12,7 +12,7 @@ import pytest
 
 from release import matrix, variants
 from release.index import ChannelError
-from tests.test_release_clients import ours
+from tests.test_release_clients import NATIVE, ours
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def wheels(tmp_path):
 def test_a_variant_is_the_wheel_under_another_version(wheels, tmp_path):
     (tmp_path / "out").mkdir()
     made = variants.make(matrix.load(), wheels[2], tmp_path / "out")
-    assert made.name == "scaled_mask_softmax-1.0.0+torch2.14-py3-none-any-cu130.whl"
+    assert made.name == f"scaled_mask_softmax-1.0.0+torch2.14-{NATIVE}-cu130.whl"
     with zipfile.ZipFile(made) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     info = "scaled_mask_softmax-1.0.0+torch2.14.dist-info"
