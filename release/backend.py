@@ -5,18 +5,18 @@ Without this the refusal would come after pip has fetched CMake and Ninja.
 
 from __future__ import annotations
 
+from scikit_build_core.build import build_editable as _build_editable
 from scikit_build_core.build import (
-    build_editable,
     build_sdist,
-    build_wheel,
     get_requires_for_build_sdist,
     prepare_metadata_for_build_editable,
     prepare_metadata_for_build_wheel,
 )
+from scikit_build_core.build import build_wheel as _build_wheel
 from scikit_build_core.build import get_requires_for_build_editable as _requires_for_editable
 from scikit_build_core.build import get_requires_for_build_wheel as _requires_for_wheel
 
-from . import metadata, torch_info
+from . import cli_data, metadata, torch_info
 
 __all__ = [
     "build_editable",
@@ -49,3 +49,15 @@ def get_requires_for_build_wheel(config_settings: _Settings = None) -> list[str]
 def get_requires_for_build_editable(config_settings: _Settings = None) -> list[str]:
     _need_torch()
     return _requires_for_editable(config_settings)
+
+
+def build_wheel(wheel_directory: str, config_settings: _Settings = None, metadata_directory: str | None = None) -> str:
+    cli_data.write()
+    return str(_build_wheel(wheel_directory, config_settings, metadata_directory))
+
+
+def build_editable(
+    wheel_directory: str, config_settings: _Settings = None, metadata_directory: str | None = None
+) -> str:
+    cli_data.write()
+    return str(_build_editable(wheel_directory, config_settings, metadata_directory))

@@ -104,6 +104,7 @@ class Matrix:
     torch_channels: str
     torch: dict[str, Torch]
     cuda: dict[str, Cuda]
+    gpus: dict[str, str]  # by architecture, those that it is built for
 
     def cells(
         self, torch: str | None = None, cuda: str | None = None, machine: str | None = None, *, proven: bool = False
@@ -274,6 +275,7 @@ def parse(data: dict[str, Any]) -> Matrix:
     for name, table in data["architecture"].items():
         where = f'architecture."{name}"'
         _keys(table, {"gpus"}, {"since", "until"}, where)
+        _string(table, "gpus", r".+", where)
         for key in table.keys() - {"gpus"}:
             _string(table, key, _MINOR, where)
     platforms = _platforms(data["platform"], manylinux)
@@ -296,6 +298,7 @@ def parse(data: dict[str, Any]) -> Matrix:
         torch_channels=_string(data, "torch_channels", r"https://\S+[^/]", ""),
         torch=torch,
         cuda=cuda,
+        gpus={name: table["gpus"] for name, table in data["architecture"].items()},
     )
 
 

@@ -4,12 +4,15 @@ is only its version. What imports them is a process apart.
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from release import cli_data
 from scaled_mask_softmax import _build
 
 PACKAGE = Path(_build.__file__).parent
@@ -26,8 +29,8 @@ RECORD = {
     "architectures": ["8.0", "9.0"],
     "ptx": ["12.0"],
     "commit": None,
-    "python": "3.11",
-    "platform": "linux_x86_64",
+    "python": "{}.{}".format(*sys.version_info),
+    "platform": f"linux_{platform.machine()}",
 }
 
 INDEX = "https://index.example"
@@ -62,11 +65,30 @@ def torch(site: Path, version: str, cuda: str | None, hip: str | None = None, cx
     )
 
 
-def distribution(site: Path, version: str) -> None:
-    """Metadata of an installed distribution of this version."""
-    folder = site / f"scaled_mask_softmax-{version}.dist-info"
+def distribution(site: Path, version: str, name: str = "scaled-mask-softmax") -> Path:
+    """Metadata of an installed distribution of this version. Returns its folder."""
+    folder = site / f"{name.replace('-', '_')}-{version}.dist-info"
     folder.mkdir(parents=True)
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: scaled-mask-softmax\nVersion: {version}\n", "utf-8")
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
+    (folder / "RECORD").touch()
+    return folder
+
+
+def artefacts(folder: Path, module: bool = True) -> None:
+    """Empty files in the place of a native build's."""
+    (folder / _build.LIBRARY).touch()
+    if module:
+        (folder / f"_C{importlib.machinery.EXTENSION_SUFFIXES[0]}").touch()
+
+
+def command(site: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the console command beside a stand-in, with nothing else installed: -S leaves site-packages out."""
+    folder = site / COMMAND.name
+    shutil.copytree(COMMAND, folder, dirs_exist_ok=True)
+    cli_data.write(folder / "_matrix.py")
+    result = run(["-S", "-W", "error", "-m", COMMAND.name, *arguments], PYTHONPATH=str(site), **variables)
+    assert "Traceback" not in result.stderr, result.stderr
+    return result
 
 
 def run(arguments: list[str], site: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:

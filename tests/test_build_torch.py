@@ -190,5 +190,6 @@ def test_plain_wheel_from_the_source_distribution(source_distribution, bare_pyth
     assert wheel.name == f"scaled_mask_softmax-{matrix.load().version}-py3-none-any.whl"
     names = subprocess.run([python, "-m", "zipfile", "-l", wheel], capture_output=True, text=True, check=True).stdout
     assert "_checks.py" in names
+    assert "scaled_mask_softmax_cli/_matrix.py" in names
     assert ".so" not in names
     assert "_build_record.py" not in names

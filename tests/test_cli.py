@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.metadata
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -20,22 +19,6 @@ FIX = "pip install --force-reinstall --no-deps"
 CHANNELS = f"{stand_in.INDEX}/whl"
 
 
-def artefacts(folder: Path, module: bool = True) -> None:
-    (folder / _build.LIBRARY).touch()
-    if module:
-        (folder / f"_C{importlib.machinery.EXTENSION_SUFFIXES[0]}").touch()
-
-
-def command(site: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the command beside a stand-in, with nothing else installed: -S leaves site-packages out."""
-    shutil.copytree(Path(stand_in.COMMAND), site / stand_in.COMMAND.name, dirs_exist_ok=True)
-    result = stand_in.run(
-        ["-S", "-W", "error", "-m", stand_in.COMMAND.name, *arguments], PYTHONPATH=str(site), **variables
-    )
-    assert result.returncode in (0, 1, 2), result.stderr
-    return result
-
-
 def lines(result: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {line[:10].rstrip(): line[11:] for line in result.stdout.splitlines()}
 
@@ -45,29 +28,29 @@ def test_version_of_a_native_and_of_a_plain_wheel(tmp_path: Path) -> None:
     stand_in.package(tmp_path / "plain", None)
     stand_in.distribution(tmp_path / "plain", "1.0.0")
     for site, version in [("native", VERSION), ("plain", "1.0.0")]:
-        result = command(tmp_path / site, "version")
+        result = stand_in.command(tmp_path / site, "version")
         assert (result.returncode, result.stdout) == (0, f"{version}\n")
 
 
 def test_version_without_the_package(tmp_path: Path) -> None:
-    result = command(tmp_path, "version")
+    result = stand_in.command(tmp_path, "version")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "scaled_mask_softmax is not installed for this Python\n"
+    assert result.stderr == "scaled_mask_softmax is not installed for this Python.\n"
 
 
 def test_doctor_of_a_build_that_fits(tmp_path: Path) -> None:
-    artefacts(stand_in.package(tmp_path, RECORD))
+    stand_in.artefacts(stand_in.package(tmp_path, RECORD))
     stand_in.torch(tmp_path, "2.14.0+cu130", "13.0")
-    result = command(tmp_path, "doctor")
+    result = stand_in.command(tmp_path, "doctor", "--no-import")
     found = lines(result)
     assert result.returncode == 0
     assert found["verdict"] == "fits"
     assert "fix" not in found
-    assert found["torch"] == f"2.14.0+cu130, CUDA 13.0 ({tmp_path / 'torch'})"
+    assert found["torch"] == f"2.14.0+cu130, CUDA 13.0, C++11 ABI, release build ({tmp_path / 'torch'})"
     assert found["package"] == f"{VERSION} ({tmp_path / 'scaled_mask_softmax'})"
-    assert found["built for"] == "torch 2.14, CUDA 13, C++11 ABI; Python 3.11, linux_x86_64"
+    assert found["built for"] == f"torch 2.14, CUDA 13, C++11 ABI; Python {RECORD['python']}, {RECORD['platform']}"
     assert found["built with"] == "torch 2.14.1+cu130, nvcc 13.0.88, GNU 14.2.1; commit unknown"
-    assert found["GPUs"] == "compute capability 8.0, 9.0; PTX 12.0"
+    assert found["GPU code"] == "compute capability 8.0, 9.0; PTX 12.0"
 
 
 @pytest.mark.parametrize(
@@ -93,11 +76,11 @@ def test_doctor_of_a_build_that_fits(tmp_path: Path) -> None:
 def test_doctor_of_a_build_that_does_not_fit(
     version: str, cuda: str | None, hip: str | None, verdict: str, fix: str, tmp_path: Path
 ) -> None:
-    artefacts(stand_in.package(tmp_path, RECORD))
+    stand_in.artefacts(stand_in.package(tmp_path, RECORD))
     stand_in.torch(tmp_path, version, cuda, hip)
-    result = command(tmp_path, "doctor")
+    result = stand_in.command(tmp_path, "doctor", "--no-import")
     assert result.returncode == 1
-    assert lines(result)["verdict"] == f"does not fit: {verdict}"
+    assert lines(result)["verdict"] == f"this build does not fit the installed torch ({verdict})."
     assert lines(result)["fix"] == f"{FIX} {fix}"
 
 
@@ -106,15 +89,15 @@ def test_doctor_of_a_build_with_a_missing_part(library: bool, tmp_path: Path) ->
     folder = stand_in.package(tmp_path, RECORD)
     stand_in.torch(tmp_path, "2.14.1+cu130", "13.0")
     if library:
-        artefacts(folder, module=False)
+        stand_in.artefacts(folder, module=False)
         (folder / "_C.cpython-39-x86_64-linux-gnu.so").touch()
     else:
-        artefacts(folder)
+        stand_in.artefacts(folder)
         (folder / _build.LIBRARY).unlink()
     missing = f"_C{importlib.machinery.EXTENSION_SUFFIXES[0]}" if library else _build.LIBRARY
-    result = command(tmp_path, "doctor")
+    result = stand_in.command(tmp_path, "doctor", "--no-import")
     assert result.returncode == 1
-    assert lines(result)["verdict"] == f"broken: {missing} is missing"
+    assert lines(result)["verdict"] == f"the installation is broken: {missing} is missing."
     assert lines(result)["fix"] == f'{FIX} --index-url {CHANNELS}/cu130/torch2.14/ "scaled-mask-softmax=={VERSION}"'
 
 
@@ -122,7 +105,7 @@ def test_doctor_of_a_plain_wheel(tmp_path: Path) -> None:
     stand_in.package(tmp_path, None)
     stand_in.distribution(tmp_path, "1.0.0")
     stand_in.torch(tmp_path, "2.14.1+cu130", "13.0")
-    result = command(tmp_path, "doctor")
+    result = stand_in.command(tmp_path, "doctor", "--no-import")
     found = lines(result)
     assert result.returncode == 0
     assert found["verdict"] == "works, on plain torch operators"
@@ -133,7 +116,7 @@ def test_doctor_of_a_plain_wheel_where_there_is_no_native_one(tmp_path: Path) ->
     stand_in.package(tmp_path, None)
     stand_in.distribution(tmp_path, "1.0.0")
     stand_in.torch(tmp_path, "2.14.1+cpu", None)
-    result = command(tmp_path, "doctor")
+    result = stand_in.command(tmp_path, "doctor", "--no-import")
     assert result.returncode == 0
     assert "for native" not in lines(result)
 
@@ -145,7 +128,7 @@ def test_doctor_prints_no_command_for_an_index_that_does_not_exist(
     stand_in.package(tmp_path, record)
     stand_in.distribution(tmp_path, "1.0.0")
     stand_in.torch(tmp_path, "2.15.0", "13.2")
-    result = command(tmp_path, "doctor", SCALED_MASK_SOFTMAX_INDEX="")
+    result = stand_in.command(tmp_path, "doctor", "--no-import", SCALED_MASK_SOFTMAX_INDEX="")
     way = lines(result)["fix" if record else "for native"]
     assert way.startswith("no public index exists yet: make wheel TORCH=2.15 CUDA=cu132 PYTHON=3.")
     assert way.endswith("; or set SCALED_MASK_SOFTMAX_INDEX to an index that you have")
@@ -155,10 +138,10 @@ def test_doctor_prints_no_command_for_an_index_that_does_not_exist(
 @pytest.mark.parametrize("package", [True, False])
 def test_doctor_with_nothing_to_compare(package: bool, tmp_path: Path) -> None:
     if package:
-        artefacts(stand_in.package(tmp_path, RECORD))
+        stand_in.artefacts(stand_in.package(tmp_path, RECORD))
     else:
         stand_in.torch(tmp_path, "2.14.1+cu130", "13.0")
-    result = command(tmp_path, "doctor")
+    result = stand_in.command(tmp_path, "doctor", "--no-import")
     assert result.returncode == 2
     assert "not installed for this Python" in lines(result)["verdict"]
     assert lines(result)["torch" if package else "package"] == "not installed"
@@ -166,16 +149,16 @@ def test_doctor_with_nothing_to_compare(package: bool, tmp_path: Path) -> None:
 
 def test_doctor_imports_neither_torch_nor_the_package(tmp_path: Path) -> None:
     folder = stand_in.package(tmp_path, RECORD)
-    artefacts(folder)
+    stand_in.artefacts(folder)
     stand_in.torch(tmp_path, "2.14.1+cu130", "13.0")
     for path in (folder / "__init__.py", tmp_path / "torch" / "__init__.py"):
         path.write_text("raise SystemExit('imported')\n", "utf-8")
-    assert lines(command(tmp_path, "doctor"))["verdict"] == "fits"
+    assert lines(stand_in.command(tmp_path, "doctor", "--no-import"))["verdict"] == "fits"
 
 
 def test_a_wrong_command_is_a_usage_error(tmp_path: Path) -> None:
-    assert command(tmp_path, "docto").returncode == 2
-    assert command(tmp_path).returncode == 2
+    assert stand_in.command(tmp_path, "docto").returncode == 2
+    assert stand_in.command(tmp_path).returncode == 2
 
 
 def test_the_installed_command_agrees_with_the_import() -> None:
@@ -183,5 +166,5 @@ def test_the_installed_command_agrees_with_the_import() -> None:
     call = f"import sys; from {entry.module} import {entry.attr}; sys.exit({entry.attr}(sys.argv[1:]))"
     result = stand_in.run(["-c", call, "version"])
     assert (result.returncode, result.stdout) == (0, f"{scaled_mask_softmax.__version__}\n")
-    doctor = stand_in.run(["-c", call, "doctor"])
+    doctor = stand_in.run(["-c", call, "doctor", "--no-import"])
     assert (doctor.returncode, lines(doctor)["verdict"]) == (0, "fits")

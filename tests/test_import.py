@@ -17,7 +17,7 @@ from elftools.elf.elffile import ELFFile
 from stand_in import RECORD
 
 import scaled_mask_softmax
-from release import index, torch_info
+from release import index, matrix, torch_info
 from scaled_mask_softmax import _build
 
 FIX = "pip install --force-reinstall --no-deps"
@@ -27,6 +27,17 @@ IMPORT = "import scaled_mask_softmax"
 VENDOR = "2.14.0a0+b4e4ee8.nv25.11"
 NIGHTLY = "2.14.0.dev20260516+cu130"
 
+PYTHON = "{}.{}".format(*sys.version_info)
+
+
+def own_build(version: str) -> str:
+    reason = f"torch {version} is a vendor's or a nightly build, which no release's wheel fits"
+    return (
+        "scaled-mask-softmax build . in a clone or an unpacked source distribution, beside that torch "
+        f"(no prebuilt wheel: {reason})"
+    )
+
+
 # The torch found (version, CUDA, ROCm, C++11 ABI), what differs from RECORD, its description, and the end of the fix.
 MISFITS = {
     "minor": (
@@ -35,11 +46,11 @@ MISFITS = {
         "torch 2.13.0+cu130, CUDA 13.0, C++11 ABI",
         f'--index-url {CHANNELS}/cu130/torch2.13/ "scaled-mask-softmax==1.0.0+cu130torch2.13"',
     ),
-    "newer minor without a label": (
-        ("2.15.0", "13.2", None, True),
-        "the torch version",
-        "torch 2.15.0, CUDA 13.2, C++11 ABI",
-        f'--index-url {CHANNELS}/cu132/torch2.15/ "scaled-mask-softmax==1.0.0+cu132torch2.15"',
+    "older minor without a label": (
+        ("2.13.0", "12.9", None, True),
+        "the torch version, the CUDA major version",
+        "torch 2.13.0, CUDA 12.9, C++11 ABI",
+        f'--index-url {CHANNELS}/cu129/torch2.13/ "scaled-mask-softmax==1.0.0+cu129torch2.13"',
     ),
     "CUDA major": (
         ("2.14.1+cu126", "12.6", None, True),
@@ -75,23 +86,21 @@ MISFITS = {
         (NIGHTLY, "13.0", None, True),
         "the torch version",
         f"torch {NIGHTLY}, CUDA 13.0, C++11 ABI",
-        f"--index-url {CHANNELS}/cu130/torch2.14.0.dev20260516/ "
-        '"scaled-mask-softmax==1.0.0+cu130torch2.14.0.dev20260516"',
+        own_build(NIGHTLY),
     ),
     "vendor": (
         (VENDOR, "13.0", None, True),
         "the torch version",
         f"torch {VENDOR}, CUDA 13.0, C++11 ABI",
-        f"--index-url {CHANNELS}/cu130/torch2.14.0a0.b4e4ee8.nv25.11/ "
-        '"scaled-mask-softmax==1.0.0+cu130torch2.14.0a0.b4e4ee8.nv25.11"',
+        own_build(VENDOR),
     ),
 }
 
 
 def text_of(problem: str, built_for: str, found: str, fix: str, version: str = "1.0.0+cu130torch2.14") -> str:
     return (
-        f"scaled_mask_softmax {version}: {problem}\n  built for: {built_for}\n  found:     {found}\n"
-        f"  fix:       {fix}\n  or set SCALED_MASK_SOFTMAX_ALLOW_COMPOSITE=1 to run on plain torch operators instead"
+        f"scaled_mask_softmax {version}: {problem}\n  built for {built_for}; found {found} (scaled-mask-softmax doctor "
+        f"says more; SCALED_MASK_SOFTMAX_ALLOW_COMPOSITE=1 runs on plain torch operators)\n  fix: {fix}"
     )
 
 
@@ -125,7 +134,7 @@ def test_a_build_that_does_not_fit_is_refused_before_loading(name: str, tmp_path
         f"this build does not fit the installed torch ({differing}).",
         "torch 2.14, CUDA 13, C++11 ABI",
         found,
-        f"{FIX} {fix}",
+        fix if fix.startswith("scaled-mask-softmax build") else f"{FIX} {fix}",
     )
 
 
@@ -140,7 +149,7 @@ def test_a_build_that_does_not_fit_is_refused_before_loading(name: str, tmp_path
 def test_the_refusal_says_what_the_build_is_for(changes: dict[str, object], built_for: str, tmp_path: Path) -> None:
     stand_in.package(tmp_path, {**RECORD, **changes})
     stand_in.torch(tmp_path, "2.14.1+cu130", "13.0")
-    assert f"  built for: {built_for}\n" in stand_in.import_error(IMPORT, tmp_path)
+    assert f"  built for {built_for}; found " in stand_in.import_error(IMPORT, tmp_path)
 
 
 def test_the_index_variable_moves_the_channels(tmp_path: Path) -> None:
@@ -150,15 +159,11 @@ def test_the_index_variable_moves_the_channels(tmp_path: Path) -> None:
     assert f'{FIX} --index-url file:///mirror/whl/cu130/torch2.13/ "' in text
 
 
-PYTHON = "{}.{}".format(*sys.version_info)
-
-
 @pytest.mark.parametrize(
     ("facts", "way"),
     [
         (("2.13.0+cu130", "13.0"), f"make wheel TORCH=2.13 CUDA=cu130 PYTHON={PYTHON} in a clone, which ends with the"),
         (("2.13.0", None), f"make wheel TORCH=2.13 CUDA=cpu PYTHON={PYTHON} in a clone, which ends with the"),
-        ((VENDOR, "13.0"), f"{FIX} --no-build-isolation . in a clone, beside that torch; or set SCALED_MASK_SOFTMAX_"),
         (("2.13.0+rocm6.4", None, "6.4"), f"SCALED_MASK_SOFTMAX_PLAIN=1 {FIX} . in a clone; or set SCALED_MASK_SOFTM"),
     ],
 )
@@ -168,7 +173,7 @@ def test_while_there_is_no_index_a_refusal_says_how_to_build(
     stand_in.package(tmp_path, {**RECORD, "torch": "2.12.1+cu130", "torch_minor": "2.12"})
     stand_in.torch(tmp_path, *facts)
     text = stand_in.import_error(IMPORT, tmp_path, SCALED_MASK_SOFTMAX_INDEX="")
-    assert f"  fix:       no public index exists yet: {way}" in text
+    assert f"  fix: no public index exists yet: {way}" in text
     assert "--index-url" not in text
 
 
@@ -201,8 +206,53 @@ def test_the_command_names_what_the_build_publishes(
     monkeypatch.setenv(_build.INDEX_VARIABLE, stand_in.INDEX)
     label = torch_info.TorchInfo(Path(), version, cuda).label
     channel = index.channel(f"scaled_mask_softmax-1.0.0+{label}-cp311-cp311-linux_x86_64.whl")
-    command = _build.how_to_install("1.0.0+anything", _build.TorchFacts(version, cuda, None, True))
-    assert command.endswith(f'/{channel}/ "scaled-mask-softmax==1.0.0+{label}"')
+    assert _build.channel(label) == channel
+    facts = _build.TorchFacts(version, cuda, None, True)
+    command = _build.how_to_install("1.0.0+anything", facts)
+    if _build.why_no_wheel(facts) is None:
+        assert command.endswith(f'/{channel}/ "scaled-mask-softmax==1.0.0+{label}"')
+    else:
+        assert command.startswith("scaled-mask-softmax build . in a clone")
+
+
+@pytest.mark.parametrize("row", matrix.load().torch.values(), ids=lambda row: row.minor)
+def test_a_wheel_is_named_for_exactly_what_the_matrix_has(row: matrix.Torch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_build.platform, "machine", lambda: "x86_64")
+    for label, cuda in {"cpu": None, **{name: cuda.toolkit for name, cuda in matrix.load().cuda.items()}}.items():
+        reason = _build.why_no_wheel(_build.TorchFacts(row.release, cuda))
+        assert (reason is None) is (label in row.cuda and PYTHON in row.python), reason
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "machine", "reason"),
+    [
+        ("2.99.0", "13.0", "x86_64", ", and this is 2.99"),
+        (
+            "2.14.1+cu128",
+            "12.8",
+            "x86_64",
+            "made for cu130, cu126, cu132, cpu, and this is cu128",
+        ),
+        ("2.14.1+cu130", "13.0", "riscv64", "they are made for x86_64, aarch64, and this machine is riscv64"),
+    ],
+)
+def test_why_there_is_no_wheel(
+    version: str, cuda: str, machine: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_build.platform, "machine", lambda: machine)
+    facts = _build.TorchFacts(version, cuda, None, True)
+    assert reason in str(_build.why_no_wheel(facts))
+    assert f"(no prebuilt wheel: {_build.why_no_wheel(facts)})" in _build.how_to_install("1.0.0", facts)
+
+
+def test_a_public_index_has_proven_cells_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(_build, "DEFAULT_INDEX", stand_in.INDEX)
+    monkeypatch.delenv(_build.INDEX_VARIABLE, raising=False)
+    for cell in matrix.load().cells(machine="x86_64"):
+        if PYTHON in cell.torch.python:
+            facts = _build.TorchFacts(cell.torch.release, cell.cuda and cell.cuda.toolkit)
+            assert (_build.why_no_wheel(facts) is None) is cell.is_proven
 
 
 @pytest.mark.parametrize("value", ["", "0"])
@@ -250,7 +300,7 @@ def test_another_copy_is_refused(native: Path, tmp_path: Path) -> None:
     lines = stand_in.import_error(code).split("\n")
     problem = f"another copy of the operators is already loaded in this process: {other}."
     assert lines[0] == f"scaled_mask_softmax {scaled_mask_softmax.__version__}: {problem}"
-    assert lines[3] == f"  fix:       start again and load only one of it and {native}"
+    assert lines[2] == f"  fix: start again and load only one of it and {native}"
 
 
 def test_operators_of_our_namespace_from_elsewhere_are_refused(native: Path) -> None:
@@ -285,8 +335,8 @@ def test_another_cuda_runtime_is_refused(native: Path, tmp_path: Path) -> None:
     lines = stand_in.import_error(code, tmp_path).split("\n")
     assert lines[0].endswith(f": the CUDA runtime in this process is {major}, this build is for {major - 1}.")
     label = f"cu{major - 1}6torch{_build.minor(torch.__version__)}"
-    assert lines[3].startswith(f"  fix:       keep other CUDA libraries out of LD_LIBRARY_PATH, or {FIX} ")
-    assert lines[3].endswith(f'+{label}"')
+    assert lines[2].startswith(f"  fix: keep other CUDA libraries out of LD_LIBRARY_PATH, or {FIX} ")
+    assert lines[2].endswith(f'+{label}"')
 
 
 def test_a_library_that_does_not_load_is_an_import_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import re
 import sys
 import warnings
@@ -26,6 +27,7 @@ LIBRARY = "libscaled_mask_softmax.so"
 # Where the channels are, one index a (CUDA, torch) pair. Empty: there is no public one yet.
 DEFAULT_INDEX = ""
 _PIP = "pip install --force-reinstall --no-deps"
+BUILD_COMMAND = "scaled-mask-softmax build ."
 INDEX_VARIABLE = "SCALED_MASK_SOFTMAX_INDEX"
 COMPOSITE_VARIABLE = "SCALED_MASK_SOFTMAX_ALLOW_COMPOSITE"
 
@@ -87,33 +89,85 @@ def public_version(version: str) -> str:
     return version.partition("+")[0]
 
 
+def _matrix() -> Mapping[str, Any] | None:
+    """The release matrix, which every build writes beside the console command; None in a checkout without one."""
+    try:
+        matrix: Mapping[str, Any] = importlib.import_module("scaled_mask_softmax_cli._matrix").MATRIX
+    except ModuleNotFoundError:
+        return None
+    return matrix
+
+
+def why_no_wheel(torch_facts: TorchFacts) -> str | None:
+    """Why no release holds a native wheel for that torch, this Python and this machine; None where one may."""
+    if torch_facts.hip is not None:
+        return "none is made for ROCm"
+    if torch_facts.cxx11_abi is False:
+        return "none is made for the C++ ABI that torch left with 2.7"
+    if sys.platform != "linux":
+        return "they are made for Linux only"
+    if not is_release(torch_facts.version):
+        return f"torch {torch_facts.version} is a vendor's or a nightly build, which no release's wheel fits"
+    matrix = _matrix()
+    if matrix is None:
+        return None
+    machine, python = platform.machine(), "{}.{}".format(*sys.version_info)
+    row = matrix["torch"].get(torch_facts.minor)
+    if row is None:
+        return f"they are made for torch {', '.join(matrix['torch'])}, and this is {torch_facts.minor}"
+    label = cuda_label(torch_facts.cuda)
+    if label not in row["cuda"]:
+        return f"for torch {torch_facts.minor} they are made for {', '.join(row['cuda'])}, and this is {label}"
+    if python not in row["python"]:
+        pythons = row["python"]
+        return f"for torch {torch_facts.minor} they are made for Python {pythons[0]} to {pythons[-1]}, this is {python}"
+    if machine not in matrix["platforms"]:
+        return f"they are made for {', '.join(matrix['platforms'])}, and this machine is {machine}"
+    if not os.environ.get(INDEX_VARIABLE) and DEFAULT_INDEX and label not in row["proven"].get(machine, []):
+        return f"{label} of torch {torch_facts.minor} on {machine} has not been proven yet"
+    return None
+
+
 def _how_to_build(torch_facts: TorchFacts) -> str:
-    """How a clone makes a build for that torch."""
-    python = "{}.{}".format(*sys.version_info)
+    """How a clone makes a build for that torch, which is a release's."""
     if not torch_facts.has_channel:
-        command = f"SCALED_MASK_SOFTMAX_PLAIN=1 {_PIP} . in a clone"
-    elif is_release(torch_facts.version):
-        cell = f"TORCH={torch_facts.minor} CUDA={cuda_label(torch_facts.cuda)} PYTHON={python}"
-        command = f"make wheel {cell} in a clone, which ends with the command that installs it"
-    else:
-        command = f"{_PIP} --no-build-isolation . in a clone, beside that torch"
-    return f"no public index exists yet: {command}; or set {INDEX_VARIABLE} to an index that you have"
+        return f"SCALED_MASK_SOFTMAX_PLAIN=1 {_PIP} . in a clone"
+    python = "{}.{}".format(*sys.version_info)
+    cell = f"TORCH={torch_facts.minor} CUDA={cuda_label(torch_facts.cuda)} PYTHON={python}"
+    return f"make wheel {cell} in a clone, which ends with the command that installs it"
+
+
+def channel(label: str) -> str:
+    """The folder of an index that holds the wheels of a label: "cu130torch2.14" -> "whl/cu130/torch2.14"."""
+    cuda, _, torch_version = label.partition("torch")
+    return f"whl/{cuda}/torch{torch_version}"
+
+
+def index_url() -> str:
+    """The index that commands name; empty where none is known."""
+    return (os.environ.get(INDEX_VARIABLE) or DEFAULT_INDEX).rstrip("/")
 
 
 def how_to_install(version: str, torch_facts: TorchFacts) -> str:
     """The command that installs this version for that torch: from its channel alone, or plain where there is none.
 
-    Where no index is known, how to build instead.
+    Where no prebuilt wheel is made for it, or no index is known, how to build instead.
     """
-    index = (os.environ.get(INDEX_VARIABLE) or DEFAULT_INDEX).rstrip("/")
+    public, index = public_version(version), index_url()
+    if torch_facts.has_channel and (reason := why_no_wheel(torch_facts)) is not None:
+        return (
+            f"{BUILD_COMMAND} in a clone or an unpacked source distribution, beside that torch "
+            f"(no prebuilt wheel: {reason})"
+        )
     if not index:
-        return _how_to_build(torch_facts)
-    public = public_version(version)
+        return (
+            f"no public index exists yet: {_how_to_build(torch_facts)}; or set {INDEX_VARIABLE} to an index that you "
+            "have"
+        )
     if not torch_facts.has_channel:
         return f'{_PIP} "{DISTRIBUTION}=={public}"'
     label = torch_facts.label
-    cuda, _, torch_version = label.partition("torch")
-    return f'{_PIP} --index-url {index}/whl/{cuda}/torch{torch_version}/ "{DISTRIBUTION}=={public}+{label}"'
+    return f'{_PIP} --index-url {index}/{channel(label)}/ "{DISTRIBUTION}=={public}+{label}"'
 
 
 def native_exists(torch_facts: TorchFacts) -> bool:
@@ -170,22 +224,26 @@ def differences(record: Mapping[str, Any], torch_facts: TorchFacts) -> list[str]
 
 
 def misfit(record: Mapping[str, Any], torch_facts: TorchFacts, problem: str, remedy: str | None = None) -> str:
-    """The text of an error: the problem, built for, found, and one remedy (by default the command for that torch)."""
+    """The three lines of an error: the problem; built for and found; one remedy, by default the command for that torch.
+
+    `scaled-mask-softmax doctor` says the same, and more.
+    """
     return (
         f"scaled_mask_softmax {record['version']}: {problem}\n"
-        f"  built for: {built_for(record)}\n"
-        f"  found:     {found(torch_facts)}\n"
-        f"  fix:       {remedy or how_to_install(record['version'], torch_facts)}\n"
-        f"  or set {COMPOSITE_VARIABLE}=1 to run on plain torch operators instead"
+        f"  built for {built_for(record)}; found {found(torch_facts)} (scaled-mask-softmax doctor says more; "
+        f"{COMPOSITE_VARIABLE}=1 runs on plain torch operators)\n"
+        f"  fix: {remedy or how_to_install(record['version'], torch_facts)}"
     )
 
 
 def mismatch(record: Mapping[str, Any], torch_facts: TorchFacts) -> str | None:
     """The text of the error where the build does not fit torch; None where it does."""
     differing = differences(record, torch_facts)
-    if not differing:
-        return None
-    return misfit(record, torch_facts, f"this build does not fit the installed torch ({', '.join(differing)}).")
+    return misfit(record, torch_facts, does_not_fit(differing)) if differing else None
+
+
+def does_not_fit(differing: list[str]) -> str:
+    return f"this build does not fit the installed torch ({', '.join(differing)})."
 
 
 def running_torch() -> TorchFacts:

@@ -7,7 +7,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from . import doctor
+from . import doctor, finder
+from .status import NOTHING, Failure
 
 # The commands that import torch and the package. Their arguments are their own, so that this parser need not know them.
 MEASURING = {
@@ -22,9 +23,24 @@ def measure(command: str, arguments: Sequence[str]) -> int:
         module = importlib.import_module(MEASURING[command][0])
     except ImportError as error:
         print(f"scaled-mask-softmax {command}: {error}", file=sys.stderr)
-        return doctor.NOTHING
+        return NOTHING
     status: int = module.main(arguments)
     return status
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="scaled-mask-softmax", allow_abbrev=False)
+    top.description = "Install scaled-mask-softmax, and look at an installation without importing it; or measure it."
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    version = commands.add_parser("version", help="print the installed version")
+    version.set_defaults(run=lambda arguments: doctor.print_version())
+    doctor.add_arguments(
+        commands.add_parser("doctor", help="say whether the build fits torch and the GPUs, and the fix")
+    )
+    finder.add_commands(commands)
+    for name, (_, text) in MEASURING.items():
+        commands.add_parser(name, help=f"{text}; {name} --help says more")
+    return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,17 +48,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in MEASURING:
         return measure(arguments[0], arguments[1:])
-    parser = argparse.ArgumentParser(prog="scaled-mask-softmax", allow_abbrev=False)
-    parser.description = "Look at an installation of scaled-mask-softmax, without importing it; or measure it."
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("version", help="print the installed version").set_defaults(run=doctor.print_version)
-    commands.add_parser(
-        "doctor",
-        help="compare the installed build with torch; status 0: fits, 1: does not, 2: nothing to compare",
-    ).set_defaults(run=doctor.examine)
-    for name, (_, text) in MEASURING.items():
-        commands.add_parser(name, help=f"{text}; {name} --help says more")
-    status: int = parser.parse_args(arguments).run()
+    given = parser().parse_args(arguments)
+    try:
+        status: int = given.run(given)
+    except Failure as failure:
+        print(f"scaled-mask-softmax {given.command}: {failure}", file=sys.stderr)
+        return failure.status
+    except KeyboardInterrupt:
+        print(f"scaled-mask-softmax {given.command}: interrupted", file=sys.stderr)
+        return 130
     return status
 
 

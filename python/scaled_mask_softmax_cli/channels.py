@@ -1,0 +1,289 @@
+"""Reads an index: a folder, a file: or an http(s): address that holds index.json and the channels below whl/.
+
+An index is trusted to name wheels and their hashes, and with nothing else. What it says is checked before it is used,
+wherever a name could become a path, an address or a line on the terminal:
+
+- a file is a wheel of this project by its whole name, and lies in the channel that its label names;
+- a link leads to that name: relative within the index, or absolute over https, or http on the index's own host;
+- a redirect is followed to https, or within the same host; never from https to http, nor to another kind of address;
+- a password in the index's address goes to its host alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import re
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+from urllib.request import url2pathname
+
+from .remedy import redacted
+from .status import INDEX, UNTRUSTED, Failure
+
+PROJECT = "scaled-mask-softmax"
+DATA = "index.json"
+# Far above what an index of ours can be.
+_MAX_INDEX, _MAX_WHEEL = 64 << 20, 1 << 30
+
+_CHANNEL = re.compile(r"whl/(cpu|cu\d{3})/torch([0-9a-z.]+)")
+_WHEEL = re.compile(
+    r"scaled_mask_softmax-(?P<version>\d[0-9a-z.]*\+(?P<cuda>cpu|cu\d{3})torch(?P<torch>[0-9a-z.]+))"
+    r"-(?P<python>[a-z]+\d+t?)-(?P<abi>\w+)-(?P<platform>[\w.]+)\.whl"
+)
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel of an index, after the checks."""
+
+    channel: str  # "whl/cu130/torch2.14"
+    filename: str
+    version: str  # "1.0.0+cu130torch2.14"
+    address: str
+    sha256: str
+    size: int
+    requires_python: str
+    architectures: list[str]
+    ptx: list[str]
+    yanked: str | None  # why it was withdrawn
+    python: str  # tags: "cp311"
+    abi: str
+    platform: str  # "manylinux_2_28_x86_64"
+
+    def serves(self, python: str, machine: str, glibc: tuple[int, int] | None = None) -> bool:
+        """Whether a Python ("cp311") of a machine, and of a C library where that is known, takes it."""
+        if self.python not in (python, "py3") or self.abi not in (python, "none"):
+            return False
+        if self.platform == "any":
+            return True
+        found = re.fullmatch(rf"(?:.*\.)?(?:manylinux_(\d+)_(\d+)|linux)_{machine}", self.platform)
+        if found is None:
+            return False
+        return found[1] is None or glibc is None or (int(found[1]), int(found[2])) <= glibc
+
+
+def clean(text: object, limit: int = 200) -> str:
+    """Text from an index as it may be shown: one line, without control characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text))[:limit]
+
+
+def version_order(version: str) -> tuple[list[int], bool, str]:
+    """Sorts versions of this project: "1.0.0rc1+..." before "1.0.0+..."."""
+    match = re.match(r"([\d.]*\d)([a-z0-9.]*)", version.partition("+")[0])
+    if match is None:
+        return [], False, version
+    return [int(number) for number in match[1].split(".") if number], not match[2], match[2]
+
+
+def _host(address: str) -> tuple[str, str]:
+    parts = urlsplit(address)
+    return parts.scheme, parts.netloc.rpartition("@")[2].lower()
+
+
+def may_lead(origin: str, target: str) -> bool:
+    """Whether a link or a redirect of `origin` to `target` is followed."""
+    scheme, host = _host(target)
+    if scheme == "https":
+        return True
+    return scheme == "http" and (scheme, host) == _host(origin)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if not may_lead(req.full_url, newurl):
+            raise Failure(
+                UNTRUSTED,
+                f"{redacted(req.full_url)} leads to {clean(redacted(newurl))}, which is not followed: a redirect may "
+                "lead to https, or within the same host",
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def trouble(address: str, error: Exception) -> Failure:
+    """What went wrong between here and a server, and what to look at."""
+    shown, reason = redacted(address), getattr(error, "reason", None) or error
+    proxies = [
+        name for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy") if name in os.environ
+    ]
+    hint = f" ({proxies[0]} is set: look at that proxy too)" if proxies else ""
+    if isinstance(error, urllib.error.HTTPError):
+        return Failure(INDEX, f"{shown} answers {error.code} {clean(error.reason)}{hint}")
+    if isinstance(reason, ssl.SSLError):
+        hint = f"; where a proxy or a mirror has its own certificate, set SSL_CERT_FILE to it{hint}"
+    return Failure(INDEX, f"{shown} cannot be reached: {clean(reason) or type(error).__name__}{hint}")
+
+
+def open_address(address: str, headers: Mapping[str, str], timeout: float, login: str = "") -> http.client.HTTPResponse:
+    """An answer of a server. Raises what urllib does, and Failure for a redirect that is not followed."""
+    request = urllib.request.Request(address, headers={"User-Agent": PROJECT, "Accept-Encoding": "identity", **headers})
+    if login:
+        # Not sent along with a redirect.
+        request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
+    opener = urllib.request.build_opener(_Redirects)
+    answer = opener.open(request, timeout=timeout)
+    assert isinstance(answer, http.client.HTTPResponse)
+    return answer
+
+
+class Source:
+    """Where an index is."""
+
+    def __init__(self, given: str, timeout: float = 30.0) -> None:
+        """`given` is an address or a folder. Raises Failure where it is neither."""
+        self.timeout, self.login = timeout, ""
+        given = given.removesuffix(f"/{DATA}")
+        if re.match(r"(https?|file):", given):
+            self.address = given.rstrip("/")
+            parts = urlsplit(self.address)
+            if "@" in parts.netloc and parts.scheme != "file":
+                login, _, host = parts.netloc.rpartition("@")
+                self.login = unquote(login)
+                self.address = urlunsplit(parts._replace(netloc=host))
+        elif re.match(r"[a-z][a-z0-9+.-]+:", given):
+            raise Failure(INDEX, f"{clean(redacted(given))} is no index: give a folder, or an address of https or file")
+        else:
+            folder = Path(given).expanduser().resolve()
+            if not folder.is_dir():
+                raise Failure(INDEX, f"{given} is no folder: give the one that holds {DATA} and whl/, or an address")
+            self.address = folder.as_uri()
+        # What pip is given.
+        self.with_login = given.rstrip("/") if self.login else self.address
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder behind a file: address."""
+        parts = urlsplit(self.address)
+        return Path(url2pathname(parts.path)) if parts.scheme == "file" else None
+
+    @property
+    def shown(self) -> str:
+        return str(self.folder) if self.folder is not None else self.address
+
+    def login_for(self, address: str) -> str:
+        return self.login if _host(address) == _host(self.address) else ""
+
+    def read_data(self) -> bytes | None:
+        """index.json; None where there is none."""
+        if self.folder is not None:
+            if not self.folder.is_dir():
+                raise Failure(INDEX, f"{self.shown} is no folder: give the one that holds {DATA} and whl/")
+            try:
+                return (self.folder / DATA).read_bytes()
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                raise Failure(INDEX, f"{self.folder / DATA} cannot be read: {error.strerror}") from None
+        address = f"{self.address}/{DATA}"
+        try:
+            with open_address(address, {"Cache-Control": "no-cache"}, self.timeout, self.login) as answer:
+                data = answer.read(_MAX_INDEX + 1)
+        except urllib.error.HTTPError as error:
+            if error.code in (404, 410):
+                return None
+            raise trouble(address, error) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise trouble(address, error) from None
+        if len(data) > _MAX_INDEX:
+            raise Failure(UNTRUSTED, f"{address} is larger than any index of this project")
+        return data
+
+    def link(self, channel: str, filename: str, url: str) -> str:
+        """The address that an entry of a channel links to. Raises Failure for one that is not followed."""
+        base = f"{self.address}/{channel}/{PROJECT}/"
+        address = urljoin(base, url)
+        if unquote(urlsplit(address).path).rpartition("/")[2] != filename:
+            raise Failure(UNTRUSTED, f"{self.shown}: the link of {filename} leads to {clean(address)}")
+        if self.folder is not None and urlsplit(address).scheme == "file":
+            path = Path(url2pathname(urlsplit(address).path))
+            if not path.resolve().is_relative_to(self.folder.resolve()):
+                raise Failure(
+                    UNTRUSTED, f"{self.shown}: the link of {filename} leads out of the folder, to {clean(path)}"
+                )
+            return address
+        if not may_lead(self.address, address):
+            raise Failure(
+                UNTRUSTED, f"{self.shown}: the link of {filename} leads to {clean(address)}, which is not followed"
+            )
+        return address
+
+
+def _wheel(source: Source, channel: str, entry: Mapping[str, Any]) -> Wheel:
+    filename = entry["filename"]
+    match = _WHEEL.fullmatch(filename) if isinstance(filename, str) else None
+    if match is None:
+        raise Failure(UNTRUSTED, f"{source.shown}: {clean(filename)!r} is no name of a wheel of this project")
+    if f"whl/{match['cuda']}/torch{match['torch']}" != channel or entry["version"] != match["version"]:
+        raise Failure(UNTRUSTED, f"{source.shown}: {filename} is listed in {clean(channel)}, which is not its channel")
+    sha256, size, yanked = entry["sha256"], entry["size"], entry.get("yanked")
+    if not isinstance(sha256, str) or not re.fullmatch(r"[0-9a-f]{64}", sha256):
+        raise Failure(UNTRUSTED, f"{source.shown}: {filename} has no sha256")
+    if type(size) is not int or not 0 < size <= _MAX_WHEEL:
+        raise Failure(UNTRUSTED, f"{source.shown}: {filename} cannot have {clean(size)} bytes")
+    return Wheel(
+        channel=channel,
+        filename=filename,
+        version=match["version"],
+        address=source.link(channel, filename, str(entry["url"])),
+        sha256=sha256,
+        size=size,
+        requires_python=clean(entry.get("requires_python", "")),
+        architectures=[clean(arch) for arch in entry.get("architectures", [])],
+        ptx=[clean(arch) for arch in entry.get("ptx", [])],
+        yanked=None if yanked is None else clean(yanked),
+        python=match["python"],
+        abi=match["abi"],
+        platform=match["platform"],
+    )
+
+
+def parse(source: Source, data: bytes) -> dict[str, list[Wheel]]:
+    """The wheels by channel. Raises Failure where index.json is none, or says what no index of ours does."""
+    where = f"{source.shown}/{DATA}"
+    try:
+        channels = json.loads(data)["channels"]
+        rows = [(name, entry) for name, entries in channels.items() for entry in entries]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Failure(INDEX, f"{where} is no index of this project: give the address above whl/") from None
+    found: dict[str, list[Wheel]] = {}
+    for name in channels:
+        if not _CHANNEL.fullmatch(name):
+            raise Failure(UNTRUSTED, f"{where}: {clean(name)!r} is no name of a channel")
+        found[name] = []
+    for name, entry in rows:
+        try:
+            found[name].append(_wheel(source, name, entry))
+        except (KeyError, TypeError, AttributeError):
+            raise Failure(UNTRUSTED, f"{where}: an entry of {name} lacks what every entry has") from None
+    return found
+
+
+def read(source: Source) -> dict[str, list[Wheel]] | None:
+    """The wheels by channel; None where there is no index.json, as on a mirror that has the pages alone."""
+    data = source.read_data()
+    return None if data is None else parse(source, data)
+
+
+def page(title: str, links: list[str]) -> str:
+    """A page of a simple index (PEP 503)."""
+    return (
+        f'<!DOCTYPE html>\n<html>\n  <head><meta charset="utf-8"><title>{title}</title></head>\n  <body>\n'
+        + "".join(f"    {link}<br>\n" for link in links)
+        + "  </body>\n</html>\n"
+    )
+
+
+def link(filename: str, sha256: str, requires_python: str) -> str:
+    demand = requires_python.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    attribute = f' data-requires-python="{demand}"' if demand else ""
+    return f'<a href="{quote(filename)}#sha256={sha256}"{attribute}>{filename}</a>'

@@ -1,0 +1,598 @@
+"""Finds the wheel for the running torch: install, channels, download and build."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import quote
+
+from . import channels, fetch, gpus, installed, known, remedy
+from .channels import PROJECT, Source, Wheel
+from .facts import tag
+from .status import FAILED, FITS, INDEX, NO_WHEEL, NOT_WRITTEN, NOTHING, UNTRUSTED, Failure
+
+# Where an installer would look beside the channel, which alone has the wheels.
+_OTHER_INDEXES = (
+    *("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_INDEX_URL"),
+    *("UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+)
+
+# What an installer's last words mean: a pattern, the exit status and the word for it.
+_TROUBLES = (
+    (
+        r"hash|sha256",
+        UNTRUSTED,
+        "the wheel is not the one that the index names: a cache or a mirror between here and there is stale, or the "
+        "file was changed; repeat the command, and tell whose index it is",
+    ),
+    (r"No space left|Disk quota|File too large", NOT_WRITTEN, "the disk is full, or a limit on files is reached"),
+    (
+        r"Permission denied|Read-only file system|externally.managed|not permitted",
+        NOT_WRITTEN,
+        "the environment cannot be written: use one of your own (python -m venv)",
+    ),
+    (
+        r"No matching distribution|Could not find a version|no version of|not found in|no wheels? with|No solution",
+        NO_WHEEL,
+        "the channel has no such wheel for this Python and machine; scaled-mask-softmax channels lists what there is",
+    ),
+    (
+        r"connect|timed out|timeout|proxy|ProtocolError|IncompleteRead|Name or service|SSL|certificate|resolve",
+        INDEX,
+        "the index cannot be reached, or stopped in the middle; repeat the command",
+    ),
+    (r"zip|wheel.*invalid|invalid.*wheel|RECORD", UNTRUSTED, "the file is no whole wheel; repeat the command"),
+)
+
+
+def _rules() -> ModuleType:
+    build = installed.rules()
+    if build is None:
+        raise Failure(
+            NOTHING, f"this installation is broken: {installed.PACKAGE}/_build.py is missing; install it again"
+        )
+    return build
+
+
+def _source(arguments: argparse.Namespace) -> Source:
+    build = _rules()
+    given = arguments.index or build.index_url()
+    if not given:
+        raise Failure(
+            INDEX,
+            "no public index exists yet: give --index with a folder or an address, or set "
+            f"{build.INDEX_VARIABLE}; without one, make wheel in a clone builds a wheel and an index of it",
+        )
+    return Source(given, arguments.timeout)
+
+
+def _torch() -> installed.Torch:
+    torch = installed.find_torch()
+    if torch is None or not torch.version:
+        what = "is not installed for this Python" if torch is None else f"at {torch.folder} is broken"
+        raise Failure(NOTHING, f"torch {what}: install it first ({sys.executable} -m pip install torch)")
+    return torch
+
+
+def _glibc() -> tuple[int, int] | None:
+    name, version = platform.libc_ver()
+    numbers = re.findall(r"\d+", version)
+    return (int(numbers[0]), int(numbers[1])) if name == "glibc" and len(numbers) > 1 else None
+
+
+def _newest(wheels: Iterable[Wheel], version: str | None) -> str | None:
+    """The version to take: the one that was asked for, or the newest that is final and not withdrawn."""
+    found = sorted({wheel.version for wheel in wheels if version or wheel.yanked is None}, key=channels.version_order)
+    if version is not None:
+        return next((full for full in found if version in (full, full.partition("+")[0])), None)
+    final = [full for full in found if channels.version_order(full)[1]]
+    return final[-1] if final else found[-1] if found else None
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+# Running an installer or a compiler
+
+
+def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Runs a command, shows what it says, and returns its status and the end of that."""
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        raise Failure(FAILED, f"{command[0]} does not start: {error.strerror}") from None
+    lines: list[str] = []
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            print(f"  {line}", end="", flush=True)
+            lines = [*lines[-99:], line]
+        return process.wait(), "".join(lines)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+
+
+def _shown(command: Sequence[str]) -> str:
+    return remedy.redacted(shlex.join(command))
+
+
+def _judge_failure(output: str) -> Failure:
+    for pattern, status, text in _TROUBLES:
+        if re.search(pattern, output, re.I):
+            return Failure(status, f"{text}. What was installed before is as it was.")
+    return Failure(FAILED, "the installer failed, for the reason above. What was installed before is as it was.")
+
+
+def _site() -> Path:
+    return Path(sysconfig.get_path("purelib"))
+
+
+def clear_remains(site: Path) -> list[Path]:
+    """Removes what an installation that was cut off has left, which installers stumble over: folders that pip had put
+    aside, and metadata without RECORD.
+    """
+    broken = [item.path for item in installed.distributions(installed.PACKAGE, [site]) if not item.complete]
+    remains = [*broken, *sorted(site.glob(f"~*{installed.PACKAGE[1:]}*"))]
+    for path in remains:
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise fetch.not_written(path, error) from None
+    return remains
+
+
+def _install_command(source: Source, channel: str, requirement: str, which: str | None) -> list[str]:
+    tool = remedy.installer(which)
+    if not tool:
+        raise Failure(
+            FAILED, f"neither pip nor uv is here for {sys.executable}: python -m ensurepip gives pip, or install uv"
+        )
+    index = ["--index-url", f"{source.with_login}/{channel}/", requirement]
+    if tool[-1] == "pip" and tool[0] != sys.executable:
+        return [*tool, "install", "--python", sys.executable, "--reinstall", "--no-deps", "--no-cache", *index]
+    # Without its cache, which could hold an older file of that name.
+    return [*tool, "install", "--force-reinstall", "--no-deps", "--no-cache-dir", "--disable-pip-version-check", *index]
+
+
+def _check_room(site: Path, size: int) -> None:
+    """Says what stands in the way before an installer starts."""
+    if not os.access(site, os.W_OK | os.X_OK):
+        error = PermissionError(13, "Permission denied") if site.exists() else FileNotFoundError(2, "No such folder")
+        raise fetch.not_written(site, error)
+    # The wheel, what is in it, and what it replaces.
+    needed = 6 * size
+    if (free := shutil.disk_usage(site).free) < needed:
+        raise Failure(
+            NOT_WRITTEN,
+            f"{site} has {fetch.megabytes(free)} free, and about {fetch.megabytes(needed)} are needed: free some space",
+        )
+
+
+def _warn_of_gpus(wheel: Wheel) -> None:
+    """Says which of the GPUs here a wheel does not serve."""
+    if not wheel.architectures:
+        return
+    driver = gpus.look(os.environ)
+    for gpu in driver.visible or driver.smi_gpus:
+        verdict, _ = gpus.verdict(gpu.capability, wheel.architectures, wheel.ptx, None, None)
+        if verdict != gpus.NATIVE:
+            _say(f"note: on GPU {gpu.index} ({gpu.name}, compute capability {gpu.capability}): {verdict}")
+
+
+def install(arguments: argparse.Namespace) -> int:
+    """Install the native wheel for the running torch from its channel."""
+    build, torch = _rules(), _torch()
+    facts = remedy.torch_facts(build, torch)
+    if not facts.has_channel:
+        raise Failure(
+            NO_WHEEL,
+            f"{build.why_no_wheel(facts)}: use the plain wheel, {build.how_to_install(_version(build), facts)}",
+        )
+    source = _source(arguments)
+    channel = build.channel(facts.label)
+    found = channels.read(source)
+    machine, here = platform.machine(), "{}.{}".format(*sys.version_info)
+    size, wheel = 0, None
+    if found is None:
+        _say(f"note: {source.shown} has no {channels.DATA}; its channel {channel} is taken as it is")
+        version = f"{build.public_version(arguments.version or _version(build))}+{facts.label}"
+    else:
+        serving = [w for w in found.get(channel, []) if w.serves(tag(), machine, _glibc())]
+        chosen = _newest(serving, arguments.version)
+        if chosen is None:
+            raise Failure(NO_WHEEL, _no_wheel(source, found, channel, facts, machine, here, arguments.version))
+        version, wheel = chosen, next(w for w in serving if w.version == chosen)
+        size = wheel.size
+        if wheel.yanked is not None:
+            _say(f"note: {version} was withdrawn: {wheel.yanked or 'no reason is given'}")
+        _warn_of_gpus(wheel)
+    command = _install_command(source, channel, f"{PROJECT}=={version}", arguments.installer)
+    _say(f"torch {torch.version} in {torch.folder.parent} takes {channel}:")
+    _say(f"  {_shown(command)}")
+    if arguments.dry_run:
+        return FITS
+    site = _site()
+    _check_room(site, size)
+    environment = {name: value for name, value in os.environ.items() if name not in _OTHER_INDEXES}
+    with fetch.alone(site, "installs into"):
+        for path in clear_remains(site):
+            _say(f"removed {path}, the remains of an installation that was cut off")
+        status, output = _stream(command, environment)
+    if status != 0:
+        raise _judge_failure(output)
+    versions = [item.version for item in installed.distributions(installed.PACKAGE)]
+    if version not in versions:
+        raise Failure(
+            FAILED,
+            f"the installer says that it is done, but {version} is not on the path: {', '.join(versions) or 'nothing'}",
+        )
+    _say(f"installed {version}; torch was left alone. scaled-mask-softmax doctor looks at the result.")
+    return FITS
+
+
+def _version(build: ModuleType) -> str:
+    """The version of this command."""
+    table = known.load()
+    return table.version if table is not None else str(build.version(None))
+
+
+def _no_wheel(
+    source: Source,
+    found: Mapping[str, list[Wheel]],
+    channel: str,
+    facts: Any,
+    machine: str,
+    python: str,
+    version: str | None,
+) -> str:
+    """Why nothing is installed, and what to do."""
+    wheels = found.get(channel, [])
+    if not wheels:
+        has = ", ".join(sorted(name.removeprefix("whl/") for name in found if found[name])) or "nothing"
+        text = f"{source.shown} has no channel {channel} for torch {facts.version}; it has {has}"
+    elif version is not None and all(version not in (w.version, w.version.partition("+")[0]) for w in wheels):
+        has = ", ".join(sorted({w.version for w in wheels}, key=channels.version_order))
+        return f"{channel} of {source.shown} has no version {channels.clean(version)}; it has {has}"
+    elif all(wheel.yanked is not None for wheel in wheels):
+        text = f"everything in {channel} of {source.shown} was withdrawn: {wheels[-1].yanked or 'no reason is given'}"
+    else:
+        has = ", ".join(sorted({f"{wheel.python} {wheel.platform}" for wheel in wheels}))
+        text = f"{channel} of {source.shown} has no wheel for Python {python} ({tag()}) on {machine}; it has {has}"
+    takes = remedy.what_it_takes(len(remedy.architectures(gpus.look(os.environ), facts.cuda, machine)))
+    build = "scaled-mask-softmax build FOLDER makes one from a source distribution"
+    return f"{text}.\nNo prebuilt wheel: {build}, in {takes}"
+
+
+def list_channels(arguments: argparse.Namespace) -> int:
+    """Print what the index has."""
+    source = _source(arguments)
+    found = channels.read(source)
+    if found is None:
+        raise Failure(INDEX, f"{source.shown} has no {channels.DATA}, so its channels cannot be listed")
+    build, torch = _rules(), installed.find_torch()
+    mine = None
+    if torch is not None and torch.version:
+        mine = build.channel(remedy.torch_facts(build, torch).label)
+    if arguments.json:
+        rows = {
+            name: [{field: getattr(wheel, field) for field in Wheel.__dataclass_fields__} for wheel in wheels]
+            for name, wheels in sorted(found.items())
+        }
+        print(json.dumps({"index": source.shown, "mine": mine, "channels": rows}, indent=2))
+        return FITS
+    lines = [("channel", "version", "Python", "platform", "size", "architectures")]
+    for name in sorted(found):
+        groups: dict[tuple[str, str], list[Wheel]] = {}
+        for wheel in found[name]:
+            groups.setdefault((wheel.version, wheel.platform), []).append(wheel)
+        for (version, machine), wheels in sorted(
+            groups.items(), key=lambda item: (channels.version_order(item[0][0]), item[0][1])
+        ):
+            pythons = ", ".join(sorted({wheel.python for wheel in wheels}, key=lambda name: (len(name), name)))
+            codes = ", ".join(wheels[0].architectures) + (f", PTX {', '.join(wheels[0].ptx)}" if wheels[0].ptx else "")
+            size = f"{max(wheel.size for wheel in wheels) / 1e6:.1f} MB"
+            note = "" if wheels[0].yanked is None else f" (withdrawn: {wheels[0].yanked or 'no reason given'})"
+            mark = "* " if name == mine else "  "
+            lines.append((mark + name, version + note, pythons, machine, size, codes or "-"))
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
+        _say("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+    if len(lines) == 1:
+        _say(f"{source.shown} has no wheels yet")
+    if mine is not None and torch is not None:
+        has = "marked *" if found.get(mine) else "which is not here"
+        _say(f"torch {torch.version} takes {mine}, {has}")
+    return FITS
+
+
+# A folder for machines without a network
+
+
+def _own_index(folder: Path) -> dict[str, Any]:
+    """index.json of a folder that an earlier download filled, or an empty one."""
+    path = folder / channels.DATA
+    empty: dict[str, Any] = {"project": PROJECT, "channels": {}, "expected_missing": []}
+    if not path.exists():
+        return empty
+    try:
+        data: dict[str, Any] = json.loads(path.read_bytes())
+        channels.parse(Source(str(folder)), path.read_bytes())
+        return data
+    except (OSError, ValueError) as error:
+        raise Failure(NOT_WRITTEN, f"{path} cannot be read: {error}; delete it, and repeat the command") from None
+
+
+def _entry(wheel: Wheel) -> dict[str, Any]:
+    """A wheel as index.json has it, with a link to the file beside the page."""
+    return {
+        "filename": wheel.filename,
+        "version": wheel.version,
+        "url": quote(wheel.filename),
+        "sha256": wheel.sha256,
+        "size": wheel.size,
+        "metadata_sha256": "",
+        "requires_python": wheel.requires_python,
+        "architectures": wheel.architectures,
+        "ptx": wheel.ptx,
+        "yanked": wheel.yanked,
+    }
+
+
+def _write_pages(folder: Path, wheels: Sequence[Wheel]) -> None:
+    """Adds wheels that lie in the folder to its index: the page that pip reads, then index.json."""
+    data, channel = _own_index(folder), wheels[0].channel
+    entries = {entry["filename"]: entry for entry in data["channels"].get(channel, [])}
+    entries.update({wheel.filename: _entry(wheel) for wheel in wheels})
+    project = folder / channel / PROJECT
+    kept = [entries[name] for name in sorted(entries) if (project / name).is_file()]
+    links = [channels.link(entry["filename"], entry["sha256"], entry["requires_python"]) for entry in kept]
+    fetch.write(project / "index.html", channels.page(f"Links for {PROJECT}", links).encode())
+    front = channels.page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>'])
+    fetch.write(folder / channel / "index.html", front.encode())
+    data["channels"][channel] = kept
+    fetch.write(folder / channels.DATA, (json.dumps(data, indent=2) + "\n").encode())
+
+
+def download(arguments: argparse.Namespace) -> int:
+    """Fill a folder with the wheels of a channel, as an index of its own."""
+    torch = installed.find_torch()
+    build, table = _rules(), known.load()
+    wanted = arguments.torch or (torch.version if torch is not None else "")
+    minor = build.minor(wanted) if wanted else None
+    if minor is None:
+        raise Failure(NOTHING, "no torch is here to download for: give --torch, such as --torch 2.14")
+    cuda = arguments.cuda
+    if cuda is None and torch is not None and torch.version and build.minor(torch.version) == minor:
+        cuda = build.cuda_label(torch.cuda)
+    if cuda is None:
+        cuda = table.torch[minor].default if table is not None and minor in table.torch else None
+    if cuda is None:
+        raise Failure(NOTHING, f"no CUDA release is known for torch {minor}: give --cuda, such as --cuda cu130")
+    python = arguments.python or "{}.{}".format(*sys.version_info)
+    python_tag, machine = f"cp{python.replace('.', '')}", arguments.platform or platform.machine()
+    source, channel = _source(arguments), f"whl/{cuda}/torch{minor}"
+    found = channels.read(source)
+    if found is None:
+        raise Failure(INDEX, f"{source.shown} has no {channels.DATA}, which names the files and their hashes")
+    serving = [wheel for wheel in found.get(channel, []) if wheel.serves(python_tag, machine)]
+    version = _newest(serving, arguments.version)
+    if version is None:
+        has = sorted({f"{w.version} {w.python} {w.platform}" for w in found.get(channel, [])})
+        raise Failure(
+            NO_WHEEL,
+            f"{source.shown} has no wheel for torch {minor}, {cuda}, Python {python} on {machine}"
+            + (
+                f"; {channel} has {', '.join(has)}"
+                if has
+                else f"; its channels are {', '.join(sorted(found)) or 'none'}"
+            ),
+        )
+    wheels = [wheel for wheel in serving if wheel.version == version]
+    folder = Path(arguments.folder).expanduser().absolute()
+    project = folder / channel / PROJECT
+    fetch.make_folder(project)
+    with fetch.alone(folder, "fills"):
+        for wheel in wheels:
+            fetched = fetch.fetch(source, wheel, project)
+            what = "fetched" if fetched else "was there already"
+            _say(f"{wheel.filename}  {fetch.megabytes(wheel.size)}  {what}, sha256 verified")
+        _write_pages(folder, wheels)
+    requirement = f'"{PROJECT}=={version}"'
+    _say(f"\nCarry {folder} to the machine without a network, and there, as DIR:")
+    _say("  scaled-mask-softmax install --index DIR")
+    _say("or, where this command is not installed yet:")
+    _say(f"  pip install --force-reinstall --no-deps --index-url file:///DIR/{channel}/ {requirement}")
+    return FITS
+
+
+# Building from source
+
+
+def _unpack(archive: Path, into: Path) -> Path:
+    """The only folder of a source distribution."""
+    try:
+        with tarfile.open(archive) as tar:
+            for member in tar.getmembers():
+                path = Path(member.name)
+                if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
+                    raise Failure(
+                        UNTRUSTED, f"{archive} holds {channels.clean(member.name)}, as no source distribution does"
+                    )
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(into, filter="data")
+            else:
+                tar.extractall(into)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise Failure(FAILED, f"{archive} cannot be unpacked: {error}") from None
+    folders = [path for path in into.iterdir() if path.is_dir()]
+    if len(folders) != 1:
+        raise Failure(FAILED, f"{archive} holds {len(folders)} folders, and a source distribution has one")
+    return folders[0]
+
+
+def _check_source(folder: Path) -> None:
+    for name in ("pyproject.toml", "CMakeLists.txt", "release/matrix.toml"):
+        if not (folder / name).is_file():
+            raise Failure(
+                NOTHING,
+                f"{folder} is no source of this project, since it has no {name}: give a clone, an unpacked source "
+                f"distribution, or its scaled_mask_softmax-VERSION.tar.gz",
+            )
+
+
+def _build_command(source: Path, output: Path, isolated: bool, which: str | None) -> list[str]:
+    tool = remedy.installer(which)
+    if not tool:
+        raise Failure(FAILED, f"neither pip nor uv is here for {sys.executable}")
+    if tool[0] != sys.executable:
+        extra = [] if isolated else ["--no-build-isolation"]
+        return [tool[0], "build", "--wheel", "--python", sys.executable, "-o", str(output), *extra, str(source)]
+    extra = [] if isolated else ["--no-build-isolation"]
+    return [*tool, "wheel", "-v", "--no-deps", "--no-cache-dir", "-w", str(output), *extra, str(source)]
+
+
+def build_wheel(arguments: argparse.Namespace) -> int:
+    """Compile the wheel for the running torch."""
+    build, torch = _rules(), _torch()
+    facts = remedy.torch_facts(build, torch)
+    if not facts.has_channel:
+        raise Failure(NO_WHEEL, f"{build.why_no_wheel(facts)}, and none can be built: use the plain wheel")
+    if (folder := torch.folder / "include" / "ATen") and not folder.is_dir():
+        raise Failure(NOTHING, f"torch {torch.version} has no headers in {folder}, so nothing can be built against it")
+    given = Path(arguments.source).expanduser().absolute()
+    output = Path(arguments.output).expanduser().absolute()
+    machine = platform.machine()
+    listed = arguments.archs or os.environ.get("TORCH_CUDA_ARCH_LIST", "")
+    archs = re.findall(r"\d+\.\d+", listed) or remedy.architectures(gpus.look(os.environ), torch.cuda, machine)
+    environment = {**os.environ, "SCALED_MASK_SOFTMAX_TORCH": str(torch.folder), "MAX_JOBS": str(remedy.jobs())}
+    environment.pop("SCALED_MASK_SOFTMAX_PLAIN", None)
+    if torch.cuda is not None and archs:
+        environment["TORCH_CUDA_ARCH_LIST"] = listed or ";".join(archs)
+    with tempfile.TemporaryDirectory(prefix="scaled-mask-softmax-") as scratch:
+        if given.is_file():
+            source = _unpack(given, Path(scratch))
+        elif given.is_dir():
+            source = given
+        else:
+            raise Failure(NOTHING, f"{given} is not there: give the folder of a source distribution, or its .tar.gz")
+        _check_source(source)
+        command = _build_command(source, output, not arguments.no_build_isolation, arguments.installer)
+        where = f"for {', '.join(archs)}" if torch.cuda is not None else "for the CPU"
+        _say(f"This compiles {PROJECT} for torch {torch.version}, {where}.")
+        _say(
+            f"It takes {remedy.what_it_takes(len(archs))} (MAX_JOBS changes that), 1 GB of disk, and a C++ compiler"
+            + (f" and nvcc of CUDA {torch.cuda.split('.')[0]}." if torch.cuda is not None else ".")
+        )
+        variables = ("SCALED_MASK_SOFTMAX_TORCH", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS")
+        shown = [f"{name}={shlex.quote(environment[name])}" for name in variables if name in environment]
+        _say(f"  {' '.join(shown)} {_shown(command)}")
+        if arguments.dry_run:
+            return FITS
+        fetch.make_folder(output)
+        before = {path: path.stat().st_mtime_ns for path in output.glob("*.whl")}
+        status, said = _stream(command, environment)
+    if status != 0:
+        low = re.search(r"Killed|out of memory|cc1plus.*signal|internal compiler error", said)
+        hint = "memory ran out: set MAX_JOBS=1" if low else "the reason is above"
+        raise Failure(FAILED, f"the build failed; {hint}")
+    made = [path for path in output.glob("*.whl") if before.get(path) != path.stat().st_mtime_ns]
+    if len(made) != 1:
+        raise Failure(FAILED, f"the build left {len(made)} new wheels in {output}")
+    wheel = made[0]
+    _say(f"built {wheel} ({fetch.megabytes(wheel.stat().st_size)})")
+    tool = remedy.installer(arguments.installer)
+    if tool[0] == sys.executable:
+        install_it = [*tool, "install", "--force-reinstall", "--no-deps", str(wheel)]
+    else:
+        install_it = [*tool, "install", "--python", sys.executable, "--reinstall", "--no-deps", str(wheel)]
+    if not arguments.install:
+        _say(f"to install it:\n  {_shown(install_it)}")
+        return FITS
+    with fetch.alone(_site(), "installs into"):
+        clear_remains(_site())
+        status, said = _stream(install_it, os.environ)
+    if status != 0:
+        raise _judge_failure(said)
+    _say("installed; torch was left alone")
+    return FITS
+
+
+# The commands
+
+
+def _index_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--index", metavar="ADDRESS", help="a folder or an address that holds whl/ and index.json")
+    command.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="to wait for a server's answer")
+
+
+def _installer_option(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--installer", choices=["pip", "uv"], help="by default this Python's pip, or else uv")
+
+
+def add_commands(commands: Any) -> None:
+    command = commands.add_parser("install", help="install the native wheel for the running torch, from its channel")
+    _index_options(command)
+    _installer_option(command)
+    command.add_argument("--version", help="by default the newest that is final and not withdrawn")
+    command.add_argument("--dry-run", action="store_true", help="show the command only")
+    command.set_defaults(run=install)
+
+    command = commands.add_parser("channels", help="list what an index has")
+    _index_options(command)
+    command.add_argument("--json", action="store_true")
+    command.set_defaults(run=list_channels)
+
+    command = commands.add_parser("download", help="fill a folder for machines without a network")
+    _index_options(command)
+    command.add_argument("--torch", metavar="2.14", help="by default the running torch's minor")
+    command.add_argument("--cuda", metavar="cu130", help="or cpu; by default the running torch's, or its default")
+    command.add_argument("--python", metavar="3.12", type=_python, help="by default this one")
+    command.add_argument("--platform", metavar="aarch64", help="by default this machine's")
+    command.add_argument("--version", help="by default the newest that is final and not withdrawn")
+    command.add_argument("folder", metavar="DIR")
+    command.set_defaults(run=download)
+
+    command = commands.add_parser(
+        "build", help="compile the wheel for the running torch; for vendor and nightly builds"
+    )
+    command.add_argument(
+        "source", nargs="?", default=".", help="a clone, an unpacked source distribution, or its .tar.gz"
+    )
+    command.add_argument("--output", default="dist", metavar="DIR", help="for the wheel; by default dist")
+    command.add_argument("--archs", help="as TORCH_CUDA_ARCH_LIST; by default the GPUs that are here, or all")
+    command.add_argument("--install", action="store_true", help="install it too")
+    command.add_argument("--no-build-isolation", action="store_true", help="with the build tools of this environment")
+    command.add_argument("--dry-run", action="store_true", help="say what it takes, and show the command only")
+    _installer_option(command)
+    command.set_defaults(run=build_wheel)
+
+
+def _python(text: str) -> str:
+    if not re.fullmatch(r"3\.\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no minor version of Python, such as 3.12")
+    return text
