@@ -182,11 +182,12 @@ def lint_workflows(interpreter: Interpreter) -> None:
     path = tools_folder(interpreter, "lint-workflows")
     environment = create(path, interpreter, "\n".join(WORKFLOW_LINTERS), fill)
     workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    examples = ROOT / "docs" / "install" / "cluster"
     commands: list[list[str | Path]] = [
         ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows],
         ["zizmor", "--offline", "--quiet", ROOT / ".github"],
         ["hadolint", *sorted((ROOT / "docker").glob("*.Dockerfile"))],
-        ["shellcheck", *sorted((ROOT / ".ci").iterdir())],
+        ["shellcheck", *sorted((ROOT / ".ci").iterdir()), *(examples / name for name in ("prolog", "train.sbatch"))],
     ]
     env = {**os.environ, "PATH": f"{environment.path / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
     for command in commands:
