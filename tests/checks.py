@@ -126,6 +126,50 @@ def assert_is_forward(
     )
 
 
+def assert_are_gradients(
+    gradients: dict[str, torch.Tensor],
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+) -> None:
+    """gradients of "x", "mask" and "sink", or some of them, are what the oracle makes of the rest, from x on."""
+    exclusions: dict[str, Any] = {
+        "is_causal": is_causal,
+        "diagonal": diagonal,
+        "window": window,
+        "key_lengths": key_lengths,
+    }
+    scores, _ = oracle.scores(x, mask, scale, **exclusions)
+    exact, sink_probability = oracle.softmax_with_sink(scores, sink)
+    sizes = scores if sink is None else torch.cat([scores, oracle.column_of_sinks(x, sink)], dim=-1)
+    if "x" in gradients:
+        assert gradients["x"].dtype == x.dtype
+        expected = oracle.backward(grad, exact, scale, **exclusions)
+        assert_within(gradients["x"], expected, tolerances.gradient_bound(x.dtype, scale, grad, sizes), "gradient")
+    of_rows = tolerances.gradient_bound(x.dtype, 1.0, grad, sizes)
+    if "mask" in gradients:
+        assert mask is not None
+        assert gradients["mask"].dtype == mask.dtype
+        expected, share = oracle.mask_backward(grad, exact, mask, **exclusions)
+        cell = of_rows.max() if sizes.numel() else share.new_zeros(())
+        bound = cell * share + torch.finfo(mask.dtype).eps * expected.abs()
+        assert_within(gradients["mask"], expected, bound, "the mask's gradient")
+    if "sink" in gradients:
+        assert sink is not None
+        assert gradients["sink"].dtype == sink.dtype
+        expected = oracle.sink_backward(grad, exact, sink_probability)
+        rows = of_rows.squeeze(-1) + tolerances.smallest(x.dtype)
+        rounding = torch.finfo(sink.dtype).eps * expected.abs()
+        bound = rows.movedim(-2, 0).flatten(1).sum(dim=1) + rounding
+        assert_within(gradients["sink"], expected, bound, "sink's gradient")
+
+
 def verify(
     x: torch.Tensor,
     mask: torch.Tensor | None = None,
@@ -171,17 +215,7 @@ def verify(
     no_weight = (y == 0) | oracle.excluded_by_position(x, **options)
     assert not dx.masked_select(no_weight).count_nonzero(), "the gradient of a cell of no weight is not exactly zero"
     if from_x:
-        scores, _ = oracle.scores(x, mask, scale, **options)
-        exact, sink_probability = oracle.softmax_with_sink(scores, sink)
-        expected = oracle.backward(grad, exact, scale, **options)
-        sizes = scores if sink is None else torch.cat([scores, oracle.column_of_sinks(x, sink)], dim=-1)
-        bound = tolerances.gradient_bound(x.dtype, scale, grad, sizes)
-        assert_within(dx, expected, bound, "gradient")
-        if sink is not None:
-            assert dsink[0].dtype == sink.dtype
-            expected = oracle.sink_backward(grad, exact, sink_probability)
-            rows = tolerances.gradient_bound(x.dtype, 1.0, grad, sizes).squeeze(-1) + tolerances.smallest(x.dtype)
-            rounding = torch.finfo(sink.dtype).eps * expected.abs()
-            assert_within(dsink[0], expected, rows.movedim(-2, 0).flatten(1).sum(dim=1) + rounding, "sink's gradient")
+        gradients = {"x": dx} if sink is None else {"x": dx, "sink": dsink[0]}
+        assert_are_gradients(gradients, grad, x, mask, scale, sink=sink, **options)
     snapshot.assert_unmodified()
     return y, dx

@@ -2,13 +2,19 @@
 
 Environment:
   SMS_REQUIRE_GPU=1            a machine without a CUDA device fails the run, instead of skipping what needs one
-  SMS_HYPOTHESIS_PROFILE=deep  many more random examples, drawn anew each time
+  SMS_HYPOTHESIS_PROFILE=deep  thousands of random cases a test, drawn anew each time; their numbers and the seed are
+                               printed, and --hypothesis-seed repeats them
 """
 
 from __future__ import annotations
 
 import os
+import random
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
 
+import cxx
 import hypothesis
 import pytest
 import torch
@@ -17,10 +23,15 @@ REQUIRE_GPU = os.environ.get("SMS_REQUIRE_GPU", "0") not in ("", "0")
 
 hypothesis.settings.register_profile("default", derandomize=True, deadline=None, max_examples=150, database=None)
 hypothesis.settings.register_profile("deep", deadline=None, max_examples=5000, print_blob=True)
-hypothesis.settings.load_profile(os.environ.get("SMS_HYPOTHESIS_PROFILE", "default"))
+PROFILE = os.environ.get("SMS_HYPOTHESIS_PROFILE", "default")
+hypothesis.settings.load_profile(PROFILE)
 
 
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its options, and pytest-xdist hands them to its workers
 def pytest_configure(config: pytest.Config) -> None:
+    if PROFILE == "deep":
+        config.option.hypothesis_seed = config.option.hypothesis_seed or str(random.SystemRandom().randrange(2**32))
+        config.option.hypothesis_show_statistics = True
     config.addinivalue_line(
         "markers", "sanitizer: the small set of tests that sanitizers run, each kernel at least once"
     )
@@ -31,6 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     if REQUIRE_GPU and not torch.cuda.is_available():
         raise pytest.UsageError("SMS_REQUIRE_GPU is set, and torch finds no CUDA device")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if PROFILE != "deep":
+        return None
+    cases = hypothesis.settings.default.max_examples
+    return f"random cases: up to {cases} a test, --hypothesis-seed={config.option.hypothesis_seed}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -52,3 +70,22 @@ def second_cuda() -> str:
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     return "cuda:1"
+
+
+@pytest.fixture
+def inductors_compiler(tmp_path: Path) -> Iterator[None]:
+    """Lets torch's own compiler make libraries that work beside torch (cxx.py)."""
+    compiler = os.environ.get("CXX", "g++")
+    options = cxx.shared_library_options(shlex.split(compiler))
+    if not options:
+        yield
+        return
+    wrapper = tmp_path / "g++"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        f'for argument; do [ "$argument" != -shared ] || exec {compiler} "$@" {" ".join(options)}; done\n'
+        f'exec {compiler} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    with torch._inductor.config.patch({"cpp.cxx": (None, str(wrapper))}):
+        yield

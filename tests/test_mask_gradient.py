@@ -7,11 +7,9 @@ import math
 from typing import Any
 
 import layouts
-import oracle
 import pytest
-import tolerances
 import torch
-from checks import DTYPES, DTYPES_AND_KINDS, assert_within, normal, same_bits, short
+from checks import DTYPES, DTYPES_AND_KINDS, assert_are_gradients, normal, same_bits, short
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -69,15 +67,7 @@ def check(
     (plain,) = torch.autograd.grad(sms.scaled_mask_softmax(x_leaf, mask, scale, sink=sink, **exclusions), x_leaf, grad)
     assert same_bits(dx, plain)
     assert same_bits(dmask, alone)
-    assert dmask.dtype == mask.dtype
-    assert dmask.shape == mask.shape
-    scores, _ = oracle.scores(x, mask, scale, **exclusions)
-    exact, _ = oracle.softmax_with_sink(scores, sink)
-    expected, share = oracle.mask_backward(grad, exact, mask, **exclusions)
-    sizes = scores if sink is None else torch.cat([scores, oracle.column_of_sinks(x, sink)], dim=-1)
-    cell = tolerances.gradient_bound(x.dtype, 1.0, grad, sizes).max() if sizes.numel() else share.new_zeros(())
-    bound = cell * share + torch.finfo(mask.dtype).eps * expected.abs()
-    assert_within(dmask, expected, bound, "the mask's gradient")
+    assert_are_gradients({"mask": dmask}, grad, x, mask, scale, sink=sink, **exclusions)
     return dmask
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import cxx
 import pytest
 import torch
 from checks import normal, random_mask, same_bits
@@ -62,25 +59,6 @@ model = torch._inductor.aoti_load_package(package)
 torch.save([model(*one) for one in torch.load(given)], computed)
 assert "scaled_mask_softmax" not in sys.modules
 """
-
-
-@pytest.fixture
-def inductors_compiler(tmp_path: Path) -> Iterator[None]:
-    """Lets torch's own compiler make libraries that work beside torch (cxx.py)."""
-    compiler = os.environ.get("CXX", "g++")
-    options = cxx.shared_library_options(shlex.split(compiler))
-    if not options:
-        yield
-        return
-    wrapper = tmp_path / "g++"
-    wrapper.write_text(
-        "#!/bin/sh\n"
-        f'for argument; do [ "$argument" != -shared ] || exec {compiler} "$@" {" ".join(options)}; done\n'
-        f'exec {compiler} "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    with torch._inductor.config.patch({"cpp.cxx": (None, str(wrapper))}):
-        yield
 
 
 # torch's own, of its use of itself in 2.11.

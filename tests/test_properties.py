@@ -1,4 +1,7 @@
-"""Random shapes, strides, offsets, broadcasts, diagonals and values, drawn by hypothesis."""
+"""Random shapes, strides, offsets, broadcasts, options and values, drawn by hypothesis.
+
+SMS_HYPOTHESIS_PROFILE=deep draws thousands of cases a test, and prints how many and from which seed.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,22 @@ from typing import Any
 
 import layouts
 import torch
-from checks import DTYPES, bits, mask_kinds, normal, random_mask, same_bits, verify
-from hypothesis import given
+from checks import (
+    DTYPES,
+    assert_are_gradients,
+    assert_is_forward,
+    bits,
+    mask_kinds,
+    normal,
+    random_mask,
+    same_bits,
+    verify,
+)
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scaled_mask_softmax as sms
+from scaled_mask_softmax import _composite
 
 SIZES = st.integers(1, 5)
 COLUMNS = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 127, 129, 255, 257, 513, 1023, 1025, 2050, 4100]))
@@ -65,6 +79,18 @@ def calls(draw: st.DrawFn, device: str) -> dict[str, Any]:
     return call
 
 
+def results(function: Any, call: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """What function makes of a call, and the gradients of all that can have one."""
+    floats = {name: call[name] for name in ("x", "mask", "sink") if call[name] is not None}
+    leaves = {
+        name: tensor.detach().requires_grad_() for name, tensor in floats.items() if tensor.dtype.is_floating_point
+    }
+    arguments = {name: value for name, value in call.items() if name not in ("x", "mask", "grad", *leaves)}
+    x, mask = (leaves.get(name, call[name]) for name in ("x", "mask"))
+    y = function(x, mask, **arguments, **({"sink": leaves["sink"]} if "sink" in leaves else {}))
+    return y.detach(), dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), call["grad"])))
+
+
 @given(st.data())
 def test_any_call(device: str, data: st.DataObject) -> None:
     call = data.draw(calls(device))
@@ -73,6 +99,31 @@ def test_any_call(device: str, data: st.DataObject) -> None:
     dense_y, dense_dx = verify(**dense)
     assert same_bits(y, dense_y)
     assert same_bits(dx, dense_dx)
+    if call["mask"] is not None and call["mask"].dtype != torch.bool:
+        _, gradients = results(sms.scaled_mask_softmax, call)
+        assert_are_gradients(gradients, call["grad"], **{name: call[name] for name in call if name != "grad"})
+
+
+# Each case is compiled.
+@settings(max_examples=max(20, settings.default.max_examples // 10))
+@given(st.data())
+def test_eager_compiled_and_composite_agree(device: str, data: st.DataObject) -> None:
+    call = data.draw(calls(device))
+    backend = data.draw(st.sampled_from(["inductor", "aot_eager"]))
+    torch.compiler.reset()
+    compiled = torch.compile(
+        sms.scaled_mask_softmax, fullgraph=True, backend=backend, dynamic=data.draw(st.sampled_from([None, True]))
+    )
+    y, gradients = results(sms.scaled_mask_softmax, call)
+    arguments = {name: value for name, value in call.items() if name != "grad"}
+    for function in (sms.scaled_mask_softmax, compiled, _composite.forward):
+        other_y, other_gradients = results(function, call)
+        assert_is_forward(other_y, **arguments)
+        assert_are_gradients(other_gradients, call["grad"], **arguments)
+        if function is not _composite.forward:
+            # A compiler may sum the gradients of a mask and a sink in another order.
+            assert same_bits(other_y, y)
+            assert same_bits(other_gradients["x"], gradients["x"])
 
 
 @given(st.data())
