@@ -245,17 +245,23 @@ def check_command(words: list[str]) -> None:
             check_requirement(word)
 
 
-@every_page
-def test_commands_that_do_not_run_here_exist(page: Path) -> None:
-    for block in blocks(page.read_text(encoding="utf-8")):
-        if block.language == "sh":
-            done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
-            assert done.returncode == 0, f"{name(page)}:{block.line}: {done.stderr}"
-            for command in commands(block.text):
-                try:
-                    check_command(command)
-                except AssertionError as error:
-                    raise AssertionError(f"{name(page)}:{block.line}: {shlex.join(command)}: {error}") from None
+INLINE = re.compile(r"`((?:make|scaled-mask-softmax|python -m release|pip install) [^`]+)`")
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
+def test_commands_exist(page: Path) -> None:
+    """Those of shell blocks, and those within a sentence."""
+    text = page.read_text(encoding="utf-8")
+    given = [(f"{name(page)}:{block.line}", block.text) for block in blocks(text) if block.language == "sh"]
+    given += [(name(page), " ".join(command.split())) for command in INLINE.findall(text)]
+    for where, source in given:
+        done = subprocess.run(["bash", "-n"], input=source, capture_output=True, text=True)
+        assert done.returncode == 0, f"{where}: {done.stderr}"
+        for command in commands(source):
+            try:
+                check_command(command)
+            except AssertionError as error:
+                raise AssertionError(f"{where}: {shlex.join(command)}: {error}") from None
 
 
 @pytest.mark.parametrize(
