@@ -11,7 +11,7 @@ from scaled_mask_softmax.bench import command, results, tables, timing
 
 ROOT = Path(__file__).parents[1]
 REPORTS = sorted((ROOT / "benchmarks" / "reports").glob("*.json"))
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "performance.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "README.zh-CN.md", ROOT / "docs" / "performance.md"]
 
 
 def cell(kind: str = "plain", columns: int = 128, direction: str = "forward", **ours: Any) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def test_only_the_blocks_of_the_same_device_are_filled(tmp_path: Path, monkeypat
 
 
 def test_published_figures_are_those_of_the_reports() -> None:
-    """To write them anew: scaled-mask-softmax bench --no-run --json REPORT --fill README.md docs/performance.md"""
+    """To write them anew: scaled-mask-softmax bench --no-run --json REPORT --fill README*.md docs/performance.md"""
     kinds = set()
     for report in REPORTS:
         found = results.read(report)

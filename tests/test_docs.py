@@ -15,6 +15,7 @@ import contextlib
 import functools
 import importlib.util
 import io
+import itertools
 import os
 import re
 import shlex
@@ -317,3 +318,68 @@ def test_every_input_has_a_test() -> None:
     assert len(tables) == 6
     for row in "".join(tables).splitlines():
         assert re.search(r"`test_\w+::test_\w+` ?", row.rpartition(" | ")[2]), row
+
+
+# The README in Chinese.
+
+HEADING = re.compile(r"^(#+) (.*)$", re.MULTILINE)
+CODE = re.compile(r"`([^`]+)`")
+NUMBER = re.compile(r"(?<![A-Za-z0-9_.])\d+(?:[.,]\d+)*(?![A-Za-z0-9_])")
+BENCH = re.compile(r"<!-- bench: .*?<!-- end of bench -->", re.DOTALL)
+
+
+class Section(NamedTuple):
+    """What a translation leaves as it is. Tables: what is code and what is a number in each row."""
+
+    level: int
+    code_blocks: list[str]
+    figures: list[str]
+    tables: list[tuple[int, set[str]]]
+    inline: set[str]
+    links: set[str]
+
+
+def untranslated(text: str) -> set[str]:
+    code = {" ".join(span.split()) for span in CODE.findall(text)}
+    return code | set(NUMBER.findall(CODE.sub("", text)))
+
+
+def sections(path: Path) -> list[tuple[str, Section]]:
+    text = path.read_text(encoding="utf-8")
+    fenced = [fence[0] for fence in FENCE.finditer(text)]
+    # Fences hold lines that look like headings.
+    plain = FENCE.sub(lambda fence: "\0" * 3, text)
+    pieces = HEADING.split(plain)[1:]
+    found = []
+    for level, title, body in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+        blocks = [fenced.pop(0) for _ in range(body.count("\0" * 3))]
+        rest = BENCH.sub("", body)
+        rows = [line for line in rest.splitlines() if line.startswith("|")]
+        prose = "\n".join(line for line in rest.splitlines() if not line.startswith("|"))
+        links = set(re.findall(r"\]\(([^)]+)\)", rest)) - {README.name, CHINESE.name}
+        prose = re.sub(r"\]\([^)]+\)", "]", prose)
+        tables = [(row.count("|"), untranslated(row)) for row in rows]
+        found.append((title, Section(len(level), blocks, BENCH.findall(body), tables, untranslated(prose), links)))
+    return found
+
+
+def test_the_chinese_readme_says_the_same() -> None:
+    """Section by section: code and figures as they are, as many rows, the same names and numbers in prose."""
+    english, chinese = sections(README), sections(CHINESE)
+    assert [section.level for _, section in chinese] == [section.level for _, section in english]
+    for (title, expected), (chinese_title, found) in zip(english, chinese):
+        where = f"'{chinese_title}' of {CHINESE.name} beside '{title}'"
+        for part, of_english, of_chinese in zip(Section._fields, expected, found):
+            if isinstance(of_english, set):
+                missing, more = of_english - of_chinese, of_chinese - of_english
+                assert not missing | more, f"{where}: {part}: lacks {sorted(missing)}, has {sorted(more)} besides"
+            elif isinstance(of_english, list):
+                for line, (one, other) in enumerate(itertools.zip_longest(of_english, of_chinese), 1):
+                    assert one == other, f"{where}: {part}: number {line} is {other}, not {one}"
+            else:
+                assert of_chinese == of_english, f"{where}: {part}"
+
+
+def test_each_readme_links_to_the_other() -> None:
+    assert f"({CHINESE.name})" in README.read_text(encoding="utf-8")
+    assert f"({README.name})" in CHINESE.read_text(encoding="utf-8")
