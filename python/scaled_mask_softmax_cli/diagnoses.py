@@ -443,7 +443,9 @@ def judge(facts: Facts, *, require_gpu: bool = False) -> Judgement:
     """What is wrong, how bad it is, and the commands that mend it."""
     add = _Findings(facts, require_gpu)
     package, torch = facts.package, facts.torch
-    if package is None:
+    if package is None and facts.unreadable is not None:
+        add.add("unreadable-part", part=facts.unreadable)
+    elif package is None:
         add.add("no-package")
     comparable = _check_torch(facts, add)
     if package is not None:

@@ -96,7 +96,7 @@ def _verdict_rows(judgement: Judgement) -> Iterator[tuple[str, str]]:
     problem = judgement.problems[0] if judgement.problems else None
     lines: list[tuple[str, str]] = []
     if problem is not None:
-        lines = [("fix", problem.fix)] if problem.fix else way.lines
+        lines = [("fix", problem.fix)] if problem.fix else way.lines or [("fix", "install scaled-mask-softmax again")]
     elif any(finding.diagnosis == "plain-on-cuda" for finding in judgement.notes):
         lines = [("for native", way.first), *way.lines[1:]]
     yield from lines
@@ -122,7 +122,7 @@ def rows(found: Facts, judgement: Judgement) -> Iterator[tuple[str, str]]:
             f"{torch.version or 'of unknown version'}, {cuda}, {_abi(torch.cxx11_abi)}, {kind} ({torch.folder})",
         )
     if package is None:
-        yield "package", "not installed"
+        yield "package", "not installed" if found.unreadable is None else f"broken ({found.unreadable.parent})"
     else:
         yield "package", f"{package.version} ({package.folders[0]})"
         yield from _record_rows(package)

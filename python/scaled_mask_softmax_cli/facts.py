@@ -67,6 +67,7 @@ class Facts:
     libc: tuple[str, str]  # "glibc", "2.36"
     torch: installed.Torch | None
     package: installed.Package | None
+    unreadable: Path | None  # the file without which the package cannot be looked at
     driver: gpus.Driver
     visible: str | None  # CUDA_VISIBLE_DEVICES
     shadows: list[str]  # libraries on LD_LIBRARY_PATH that torch brings itself
@@ -178,6 +179,7 @@ def gather(
         libc=libc,
         torch=torch,
         package=package,
+        unreadable=installed.unreadable() if package is None else None,
         driver=gpus.look(environment, root),
         visible=environment.get(gpus.VISIBLE),
         shadows=shadows(environment),

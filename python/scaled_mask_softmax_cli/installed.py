@@ -157,6 +157,14 @@ def read_record(path: Path) -> dict[str, Any]:
     raise ValueError("it holds no BUILD")
 
 
+def unreadable() -> Path | None:
+    """The package's _build.py, where there is a package but no such file that can be read."""
+    folders = _folders(PACKAGE)
+    if _first_file(folders, "__init__.py") is None or rules() is not None:
+        return None
+    return folders[0] / "_build.py"
+
+
 def find_package() -> Package | None:
     folders = _folders(PACKAGE)
     path = _first_file(folders, "_build.py")
