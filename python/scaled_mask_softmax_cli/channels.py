@@ -12,6 +12,7 @@ wherever a name could become a path, an address or a line on the terminal:
 from __future__ import annotations
 
 import base64
+import html
 import http.client
 import json
 import os
@@ -283,7 +284,12 @@ def page(title: str, links: list[str]) -> str:
     )
 
 
-def link(filename: str, sha256: str, requires_python: str) -> str:
-    demand = requires_python.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
-    attribute = f' data-requires-python="{demand}"' if demand else ""
-    return f'<a href="{quote(filename)}#sha256={sha256}"{attribute}>{filename}</a>'
+def link(entry: Mapping[str, Any]) -> str:
+    """The link of a file beside the page, for an entry of index.json."""
+    attributes = {"data-core-metadata": f"sha256={entry['metadata_sha256']}"}
+    if entry["requires_python"]:
+        attributes["data-requires-python"] = entry["requires_python"]
+    if entry["yanked"] is not None:
+        attributes["data-yanked"] = entry["yanked"]
+    text = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes.items())
+    return f'<a href="{quote(entry["filename"])}#sha256={entry["sha256"]}" {text}>{entry["filename"]}</a>'

@@ -210,8 +210,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def examine(arguments: argparse.Namespace) -> int:
     """Print what there is, whether it fits and the command that mends it. Return the exit status."""
-    found = facts.gather(import_seconds=None if arguments.no_import else facts.IMPORT_SECONDS)
+    found = facts.gather()
     judgement = diagnoses.judge(found, require_gpu=arguments.require_gpu)
+    if judgement.status not in (MISFIT, NOTHING) and not arguments.no_import:
+        # The files promise that it works.
+        found = dataclasses.replace(found, imported=facts.try_import(os.environ))
+        judgement = diagnoses.judge(found, require_gpu=arguments.require_gpu)
     if arguments.json:
         print(json.dumps(as_json(found, judgement), indent=2))
     elif arguments.bug_report:

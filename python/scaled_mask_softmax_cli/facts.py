@@ -156,13 +156,8 @@ def several(libraries: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def gather(
-    environment: Mapping[str, str] | None = None,
-    root: Path = Path("/"),
-    *,
-    import_seconds: float | None = IMPORT_SECONDS,
-) -> Facts:
-    """Looks at this Python and this machine. `import_seconds` None: nothing is imported anywhere."""
+def gather(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> Facts:
+    """Looks at this Python and this machine, without importing anything anywhere."""
     environment = os.environ if environment is None else environment
     torch, package = installed.find_torch(), installed.find_package()
     libc = platform.libc_ver()
@@ -185,5 +180,5 @@ def gather(
         shadows=shadows(environment),
         homes=homes(environment),
         ptx_cache=ptx_cache(environment),
-        imported=try_import(environment, import_seconds) if import_seconds is not None and torch and package else None,
+        imported=None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -14,6 +15,8 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -336,7 +339,7 @@ def list_channels(arguments: argparse.Namespace) -> int:
 def _own_index(folder: Path) -> dict[str, Any]:
     """index.json of a folder that an earlier download filled, or an empty one."""
     path = folder / channels.DATA
-    empty: dict[str, Any] = {"project": PROJECT, "channels": {}, "expected_missing": []}
+    empty: dict[str, Any] = {"project": PROJECT, "channels": {}, "expected_missing": [], "address": ""}
     if not path.exists():
         return empty
     try:
@@ -347,7 +350,17 @@ def _own_index(folder: Path) -> dict[str, Any]:
         raise Failure(NOT_WRITTEN, f"{path} cannot be read: {error}; delete it, and repeat the command") from None
 
 
-def _entry(wheel: Wheel) -> dict[str, Any]:
+def _metadata(path: Path) -> bytes:
+    """METADATA of a wheel."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (name,) = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
+            return archive.read(name)
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
+        raise Failure(UNTRUSTED, f"{path} is what the index says, and no wheel: {error}") from None
+
+
+def _entry(wheel: Wheel, metadata: bytes) -> dict[str, Any]:
     """A wheel as index.json has it, with a link to the file beside the page."""
     return {
         "filename": wheel.filename,
@@ -355,7 +368,7 @@ def _entry(wheel: Wheel) -> dict[str, Any]:
         "url": quote(wheel.filename),
         "sha256": wheel.sha256,
         "size": wheel.size,
-        "metadata_sha256": "",
+        "metadata_sha256": hashlib.sha256(metadata).hexdigest(),
         "requires_python": wheel.requires_python,
         "architectures": wheel.architectures,
         "ptx": wheel.ptx,
@@ -366,11 +379,14 @@ def _entry(wheel: Wheel) -> dict[str, Any]:
 def _write_pages(folder: Path, wheels: Sequence[Wheel]) -> None:
     """Adds wheels that lie in the folder to its index: the page that pip reads, then index.json."""
     data, channel = _own_index(folder), wheels[0].channel
-    entries = {entry["filename"]: entry for entry in data["channels"].get(channel, [])}
-    entries.update({wheel.filename: _entry(wheel) for wheel in wheels})
     project = folder / channel / PROJECT
+    entries = {entry["filename"]: entry for entry in data["channels"].get(channel, [])}
+    for wheel in wheels:
+        metadata = _metadata(project / wheel.filename)
+        fetch.write(project / f"{wheel.filename}.metadata", metadata)
+        entries[wheel.filename] = _entry(wheel, metadata)
     kept = [entries[name] for name in sorted(entries) if (project / name).is_file()]
-    links = [channels.link(entry["filename"], entry["sha256"], entry["requires_python"]) for entry in kept]
+    links = [channels.link(entry) for entry in kept]
     fetch.write(project / "index.html", channels.page(f"Links for {PROJECT}", links).encode())
     front = channels.page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>'])
     fetch.write(folder / channel / "index.html", front.encode())

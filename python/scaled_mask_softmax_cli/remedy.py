@@ -18,7 +18,7 @@ from .facts import tag
 
 # One compilation of everything, with one process at a time: seconds for the code of one architecture and for each
 # further one, and what the largest compiler took; docs/install/finder.md has the measurement.
-_FIRST_SECONDS, _NEXT_SECONDS, _CPU_SECONDS, _JOB_GB = 260, 125, 90, 1.0
+_FIRST_SECONDS, _NEXT_SECONDS, _CPU_SECONDS, _JOB_GB = 260, 125, 80, 1.0
 
 
 @dataclass(frozen=True)
