@@ -18,7 +18,7 @@ class Server(http.server.ThreadingHTTPServer):
     """Serves a folder, ranges included. What it does wrong is a fault for each end of a path, by name:
 
     drop: (bytes, times) closes the connection after so many bytes of an answer, so often
-    stall: bytes after which an answer stops, until `go` is set
+    stall: the place in the file where answers stop, until `go` is set
     slow: seconds before each piece of 64 KiB
     status: (code, times)
     redirect: an address
@@ -114,11 +114,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self._send(data[start:], what)
+            self._send(data[start:], what, start)
 
-    def _send(self, data: bytes, what: dict[str, Any]) -> None:
+    def _send(self, data: bytes, what: dict[str, Any], start: int) -> None:
         limit = _times(what, "drop")
-        stall = what.get("stall")
+        stall = max(0, what["stall"] - start) if "stall" in what else None
         sent = 0
         while sent < len(data):
             piece = data[sent : sent + (1 << 16)]

@@ -30,8 +30,14 @@ class Target:
     """A virtual environment in a folder, and the command beside it as another release's plain wheel would bring it."""
 
     def __init__(
-        self, folder: Path, version: str | None = "2.14.1+cu130", cuda: str | None = "13.0", hip: str | None = None
-    ):
+        self,
+        folder: Path,
+        version: str | None = "2.14.1+cu130",
+        cuda: str | None = "13.0",
+        hip: str | None = None,
+        *,
+        copy_pip: bool = False,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.tool = folder, folder / "tool"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
@@ -40,7 +46,10 @@ class Target:
         pip = importlib.util.find_spec("pip")
         assert pip is not None
         assert pip.origin is not None
-        (self.site / "pip").symlink_to(Path(pip.origin).parent)
+        if copy_pip:  # for users who may not enter the folder of this environment
+            shutil.copytree(Path(pip.origin).parent, self.site / "pip")
+        else:
+            (self.site / "pip").symlink_to(Path(pip.origin).parent)
         if version is not None:
             stand_in.torch(self.site, version, cuda, hip)
             stand_in.distribution(self.site, version.partition("+")[0], "torch")

@@ -100,8 +100,8 @@ def shadows(environment: Mapping[str, str]) -> list[str]:
 
 def _can_write(path: Path) -> bool:
     """Whether files can be made at a path, or it can be made itself."""
-    existing = next(folder for folder in (path, *path.parents) if folder.exists())
-    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+    return os.path.isdir(existing) and os.access(existing, os.W_OK | os.X_OK)
 
 
 def homes(environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -115,9 +115,9 @@ def homes(environment: Mapping[str, str]) -> list[tuple[str, str, str]]:
         path = Path(value)
         if not value or not path.is_absolute():
             problem = "is no absolute path"
-        elif not path.exists():
+        elif not os.path.exists(path):
             problem = "does not exist" if name == "HOME" or not _can_write(path) else ""
-        elif not path.is_dir():
+        elif not os.path.isdir(path):
             problem = "is no folder"
         else:
             problem = "" if _can_write(path) else "cannot be written"

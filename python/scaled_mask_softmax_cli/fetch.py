@@ -34,7 +34,7 @@ def megabytes(size: float) -> str:
 
 def _owner(path: Path) -> str:
     """Whose the nearest folder that exists is."""
-    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
     uid = existing.stat().st_uid
     try:
         name = pwd.getpwuid(uid).pw_name
@@ -141,7 +141,12 @@ def _open(source: Source, wheel: Wheel, offset: int) -> tuple[IO[bytes], int]:
         file.seek(offset)
         return file, offset
     headers = {"Range": f"bytes={offset}-"} if offset else {}
-    answer = open_address(wheel.address, headers, source.timeout, source.login_for(wheel.address))
+    try:
+        answer = open_address(wheel.address, headers, source.timeout, source.login_for(wheel.address))
+    except urllib.error.HTTPError as error:
+        if error.code != 416:
+            raise
+        raise _Short(f"there are no more than {offset} of {wheel.size} bytes") from None
     if answer.status == 206:
         match = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", answer.headers.get("Content-Range", ""))
         if match and int(match[1]) == offset:
@@ -153,7 +158,7 @@ def _open(source: Source, wheel: Wheel, offset: int) -> tuple[IO[bytes], int]:
 
 def _receive(source: Source, wheel: Wheel, part: Path, progress: Progress) -> None:
     """Appends to `part` until it has the wheel's size. Raises _Short, OSError of the network, or Failure."""
-    offset = part.stat().st_size if part.exists() else 0
+    offset = part.stat().st_size if os.path.exists(part) else 0
     if offset > wheel.size:
         offset = 0
     if offset == wheel.size:
@@ -161,7 +166,7 @@ def _receive(source: Source, wheel: Wheel, part: Path, progress: Progress) -> No
     answer, offset = _open(source, wheel, offset)
     with answer:
         try:
-            file = part.open("r+b" if part.exists() else "wb")
+            file = part.open("r+b" if os.path.exists(part) else "wb")
         except OSError as error:
             raise not_written(part, error) from None
         with file:
@@ -188,21 +193,19 @@ def _receive(source: Source, wheel: Wheel, part: Path, progress: Progress) -> No
 
 def _complete(source: Source, wheel: Wheel, part: Path, progress: Progress) -> None:
     """Brings `part` to its full size, again and again as long as that gets on."""
-    left, before = _ATTEMPTS, -1
+    left, most = _ATTEMPTS, -1
     while True:
         try:
             _receive(source, wheel, part, progress)
             return
         except urllib.error.HTTPError as error:
-            if error.code == 416:  # the file there is shorter than what is here
-                part.unlink(missing_ok=True)
-            elif error.code < 500 and error.code not in (408, 429):
+            if error.code < 500 and error.code not in (408, 429):
                 raise trouble(wheel.address, error) from None
             problem: Exception = error
         except (OSError, http.client.HTTPException, _Short) as error:
             problem = error
-        size = part.stat().st_size if part.exists() else 0
-        left, before = (_ATTEMPTS if size > before >= 0 else left) - 1, size
+        size = part.stat().st_size if os.path.exists(part) else 0
+        left, most = (_ATTEMPTS if size > most >= 0 else left) - 1, max(size, most)
         if left <= 0:
             failure = trouble(wheel.address, problem)
             kept = f"; {megabytes(size)} are kept, and the same command goes on from there" if size else ""
@@ -217,9 +220,9 @@ def fetch(source: Source, wheel: Wheel, folder: Path) -> bool:
     What was fetched of it before goes on where it stopped.
     """
     target, part = folder / wheel.filename, folder / f".{wheel.filename}.part"
-    if target.is_file() and target.stat().st_size == wheel.size and digest(target) == wheel.sha256:
+    if os.path.isfile(target) and target.stat().st_size == wheel.size and digest(target) == wheel.sha256:
         return False
-    have = part.stat().st_size if part.exists() else 0
+    have = part.stat().st_size if os.path.exists(part) else 0
     if (free := shutil.disk_usage(folder).free) < wheel.size - have:
         raise Failure(
             NOT_WRITTEN,

@@ -10,6 +10,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -37,7 +38,7 @@ _OTHER_INDEXES = (
 # What an installer's last words mean: a pattern, the exit status and the word for it.
 _TROUBLES = (
     (
-        r"hash|sha256",
+        r"hash|sha256|\bCRC\b|checksum",
         UNTRUSTED,
         "the wheel is not the one that the index names: a cache or a mirror between here and there is stale, or the "
         "file was changed; repeat the command, and tell whose index it is",
@@ -54,7 +55,7 @@ _TROUBLES = (
         "the channel has no such wheel for this Python and machine; scaled-mask-softmax channels lists what there is",
     ),
     (
-        r"connect|timed out|timeout|proxy|ProtocolError|IncompleteRead|Name or service|SSL|certificate|resolve",
+        r"connect|timed out|timeout|proxy|ProtocolError|IncompleteRead|Name or service|SSL|certificate|\bdns\b",
         INDEX,
         "the index cannot be reached, or stopped in the middle; repeat the command",
     ),
@@ -144,7 +145,9 @@ def _shown(command: Sequence[str]) -> str:
     return remedy.redacted(shlex.join(command))
 
 
-def _judge_failure(output: str) -> Failure:
+def _judge_failure(code: int, output: str) -> Failure:
+    if code == -signal.SIGXFSZ:
+        output = "File too large"
     for pattern, status, text in _TROUBLES:
         if re.search(pattern, output, re.I):
             return Failure(status, f"{text}. What was installed before is as it was.")
@@ -247,7 +250,7 @@ def install(arguments: argparse.Namespace) -> int:
             _say(f"removed {path}, the remains of an installation that was cut off")
         status, output = _stream(command, environment)
     if status != 0:
-        raise _judge_failure(output)
+        raise _judge_failure(status, output)
     versions = [item.version for item in installed.distributions(installed.PACKAGE)]
     if version not in versions:
         raise Failure(
@@ -340,7 +343,7 @@ def _own_index(folder: Path) -> dict[str, Any]:
     """index.json of a folder that an earlier download filled, or an empty one."""
     path = folder / channels.DATA
     empty: dict[str, Any] = {"project": PROJECT, "channels": {}, "expected_missing": [], "address": ""}
-    if not path.exists():
+    if not os.path.exists(path):
         return empty
     try:
         data: dict[str, Any] = json.loads(path.read_bytes())
@@ -553,7 +556,7 @@ def build_wheel(arguments: argparse.Namespace) -> int:
         clear_remains(_site())
         status, said = _stream(install_it, os.environ)
     if status != 0:
-        raise _judge_failure(said)
+        raise _judge_failure(status, said)
     _say("installed; torch was left alone")
     return FITS
 

@@ -74,7 +74,7 @@ class Package:
 
 
 def _first_file(folders: list[Path], name: str) -> Path | None:
-    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+    return next((folder / name for folder in folders if os.path.isfile(folder / name)), None)
 
 
 def _folders(name: str) -> list[Path]:
@@ -91,7 +91,7 @@ def _roots() -> list[Path]:
     found: dict[str, Path] = {}
     for entry in sys.path:
         path = Path(entry or os.curdir)
-        if path.is_dir():
+        if os.path.isdir(path):
             found.setdefault(os.path.realpath(path), path)
     return list(found.values())
 
@@ -100,7 +100,7 @@ def _copies(name: str, file: str, known: list[Path]) -> list[Path]:
     """The folders of that name on the path that hold `file`, but for the known ones."""
     seen = {os.path.realpath(folder) for folder in known}
     folders = (root / name for root in _roots())
-    return [folder for folder in folders if (folder / file).is_file() and os.path.realpath(folder) not in seen]
+    return [folder for folder in folders if os.path.isfile(folder / file) and os.path.realpath(folder) not in seen]
 
 
 def distributions(name: str, roots: list[Path] | None = None) -> list[Distribution]:
@@ -114,9 +114,9 @@ def distributions(name: str, roots: list[Path] | None = None) -> list[Distributi
             except OSError:
                 version = ""
             installer = path / "INSTALLER"
-            by = installer.read_text("utf-8", "replace").strip() if installer.is_file() else ""
+            by = installer.read_text("utf-8", "replace").strip() if os.path.isfile(installer) else ""
             version = version or path.name.removesuffix(".dist-info").partition("-")[2]
-            found.append(Distribution(path, version, by, metadata.is_file() and (path / "RECORD").is_file()))
+            found.append(Distribution(path, version, by, os.path.isfile(metadata) and os.path.isfile(path / "RECORD")))
     return found
 
 
@@ -138,7 +138,7 @@ def _load(path: Path) -> ModuleType:
 def rules() -> ModuleType | None:
     """The _build.py that came with this command: how labels and commands are made. None where it is missing."""
     path = Path(__file__).parents[1] / PACKAGE / "_build.py"
-    if not path.is_file():
+    if not os.path.isfile(path):
         path = _first_file(_folders(PACKAGE), "_build.py") or path
     try:
         return _load(path)
