@@ -8,8 +8,8 @@ choice = $(call give,torch,TORCH) $(call give,cuda,CUDA)
 cell = $(choice) $(call give,python,PYTHON) $(call give,archs,ARCHS)
 engine = $(call give,platform,PLATFORM) $(call give,engine,ENGINE)
 
-.PHONY: help wheel plain-wheel image container test bench bench-guard profile clients page-tests sanitize stage try \
-	release-rehearsal docs lint lint-workflows format typecheck clean
+.PHONY: help wheel plain-wheel image runtime-image try-image container test bench bench-guard profile clients page-tests \
+	sanitize stage try clusters release-rehearsal docs lint lint-workflows format typecheck clean
 
 help:
 	@echo "make wheel        build, verify, install and exercise a wheel; TEST=no only builds and verifies it"
@@ -22,9 +22,11 @@ help:
 	@echo "make sanitize     CPU tests with AddressSanitizer and UBSan"
 	@echo "make plain-wheel  build the wheel without native code into dist/"
 	@echo "make image        build the image that wheels for others are built in; needs docker, or ENGINE=podman"
+	@echo "make runtime-image  build the image that programs start from, with a cell's torch and its staged wheel"
 	@echo "make container    build and test a cell's wheels in that image, for every Python, into dist/"
 	@echo "make stage        lay out a release from the wheels in WHEELS, if they are all there; TAG=v1.0.0 must fit"
 	@echo "make try          install a staged wheel beside its torch and exercise it"
+	@echo "make clusters     try the examples for clusters with a wheel of dist/, in a Slurm of one node; needs root"
 	@echo "make release-rehearsal  a release of a small matrix, from tags to installs"
 	@echo "make docs         build the documentation's pages; a warning is an error"
 	@echo "make lint-workflows  lint workflows, Dockerfiles and shell scripts"
@@ -60,6 +62,10 @@ plain-wheel:
 image:
 	@$(python) -m release image $(choice) $(engine) $(call give,base,BASE) --run
 
+runtime-image:
+	@$(python) -m release runtime-image $(choice) $(engine) $(call give,base,BASE) $(call give,site,SITE) \
+		$(call give,name,IMAGE) $(call give,source,SOURCE) --run
+
 container:
 	@$(python) -m release container $(cell) $(engine)
 
@@ -80,6 +86,9 @@ page-tests:
 
 stage:
 	@$(python) -m release stage $(or $(WHEELS),dist) $(call give,tag,TAG)
+
+clusters:
+	@$(python) -m release clusters $(cell)
 
 try:
 	@$(python) -m release try $(or $(SITE),build/staged/site) $(cell)

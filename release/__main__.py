@@ -47,7 +47,7 @@ def _matrix(arguments: argparse.Namespace) -> None:
     if arguments.version:
         print(data.version)
     elif arguments.json:
-        print(matrix.workflow(data, cells, per_python=arguments.per_python))
+        print(matrix.workflow(data, cells, per_python=arguments.per_python, per_label=arguments.per_label))
     elif arguments.wheels:
         print("\n".join(matrix.wheels(data, cells)))
     else:
@@ -67,6 +67,23 @@ def _image(arguments: argparse.Namespace) -> None:
     from .progress import StepError
 
     command = image.command(*_chosen_cell(arguments), arguments.engine, arguments.base)
+    print(shlex.join(command), flush=True)
+    if arguments.run_it and subprocess.run(command).returncode != 0:
+        raise StepError(f"{arguments.engine} failed")
+
+
+def _runtime_image(arguments: argparse.Namespace) -> None:
+    _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    from . import runtime_image
+    from .progress import StepError
+
+    data, cell = _chosen_cell(arguments)
+    name = arguments.name or runtime_image.NAME
+    if arguments.tag:
+        print(f"{name}:{runtime_image.tag(data, cell)}")
+        return
+    how = {"engine": arguments.engine, "base": arguments.base, "name": name, "source": arguments.source}
+    command = runtime_image.command(data, cell, arguments.site, **how)
     print(shlex.join(command), flush=True)
     if arguments.run_it and subprocess.run(command).returncode != 0:
         raise StepError(f"{arguments.engine} failed")
@@ -215,7 +232,9 @@ def _inside(arguments: argparse.Namespace) -> None:
         # Before the tools are fetched, where the matrix can be read without them.
         from . import wheel
 
-        wheel.check(_options(arguments), interpreter, compiler=arguments.command not in ("typecheck", "try"))
+        wheel.check(
+            _options(arguments), interpreter, compiler=arguments.command not in ("typecheck", "try", "clusters")
+        )
     more = ["--interpreter", str(interpreter.executable)]
     if arguments.torch_here:
         more += ["--torch-here", arguments.torch_here, "--cuda-here", arguments.cuda_here]
@@ -237,6 +256,8 @@ def _cell_command(arguments: argparse.Namespace) -> None:
         wheel.wheel(options, interpreter)
     elif arguments.command == "typecheck":
         wheel.typecheck(options, interpreter)
+    elif arguments.command == "clusters":
+        wheel.clusters(options, interpreter)
     elif arguments.command == "try":
         wheel.try_out(options, interpreter, arguments.site)
     elif arguments.command in ("bench", "profile"):
@@ -365,6 +386,7 @@ def _parser() -> argparse.ArgumentParser:
     form.add_argument("--wheels", action="store_true", help="the file names of a release's wheels")
     command.add_argument("--proven", action="store_true", help="only cells that have been built and tested")
     command.add_argument("--per-python", action="store_true", help="with --json: an entry for each Python of a cell")
+    command.add_argument("--per-label", action="store_true", help="with --json: an entry for all platforms of a cell")
     _cell_choice(command, "; every one without it", " (or default: what make wheel takes)")
     command.set_defaults(run=_matrix)
 
@@ -378,6 +400,18 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--base", help="another image than the matrix's to start from")
     command.add_argument("--run", action="store_true", dest="run_it", help="run it too")
     command.set_defaults(run=_image)
+
+    command = commands.add_parser("runtime-image", help="print the command that builds a cell's runtime image")
+    _cell_choice(command, "; the default of make wheel without it")
+    command.add_argument("--site", type=Path, default=Path("build/staged/site"), help="an index with the cell's wheels")
+    command.add_argument("--engine", choices=["docker", "podman"], default="docker")
+    command.add_argument("--base", help="another image than the matrix's to start from")
+    command.add_argument("--name", default="", help="of the image, such as ghcr.io/owner/name")
+    command.add_argument("--source", default="", help="the repository's address, for its label")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--tag", action="store_true", help="print the tag of all platforms instead")
+    form.add_argument("--run", action="store_true", dest="run_it", help="run it too")
+    command.set_defaults(run=_runtime_image)
 
     command = commands.add_parser("container", help="build and test a cell's wheels in its image, with cibuildwheel")
     _cell_choice(command, "; the default of make wheel without it")
@@ -435,6 +469,11 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("try", help="install a staged wheel beside its torch and exercise it")
     command.add_argument("site", type=Path)
+    _cell_options(command)
+
+    command = commands.add_parser(
+        "clusters", help="try the examples for clusters with a wheel of dist/ (make clusters)"
+    )
     _cell_options(command)
 
     command = commands.add_parser("rehearsal", help="a release of a small matrix, from tags to installs")

@@ -8,7 +8,7 @@ from .provision import registry_packages
 
 DOCKERFILE = ROOT / "docker" / "manylinux-cuda.Dockerfile"
 _DISTRIBUTION = ("cuda-nvcc", "cuda-cudart-devel", "cuda-cccl", "cuda-nvrtc-devel", "cuda-driver-devel")
-_OCI_PLATFORM = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+OCI_PLATFORM = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
 def tag(cell: Cell) -> str:
@@ -41,5 +41,5 @@ def command(data: Matrix, cell: Cell, engine: str = "docker", base: str | None =
     """What builds and tags the image; `engine` is docker or podman, `base` another image to start from."""
     values = {**arguments(data, cell), **({"BASE_IMAGE": base} if base else {})}
     given = [text for name, value in values.items() for text in ("--build-arg", f"{name}={value}")]
-    platform = ["--platform", _OCI_PLATFORM[cell.platform]]
+    platform = ["--platform", OCI_PLATFORM[cell.platform]]
     return [engine, "build", "--file", str(DOCKERFILE), *platform, *given, "--tag", tag(cell), str(DOCKERFILE.parent)]

@@ -102,6 +102,8 @@ class Matrix:
     manylinux: str
     max_wheel_size: int
     torch_channels: str
+    runtime_python: str  # "3.13", of runtime_image
+    runtime_image: str  # by digest
     torch: dict[str, Torch]
     cuda: dict[str, Cuda]
     gpus: dict[str, str]  # by architecture, those that it is built for
@@ -270,7 +272,7 @@ def _torches(tables: dict[str, Any], cudas: Iterable[str], platforms: Iterable[s
 def parse(data: dict[str, Any]) -> Matrix:
     """Validates the contents of matrix.toml. Raises MatrixError naming table and key."""
     scalars = {"version", "default_torch", "manylinux", "max_wheel_size", "torch_channels"}
-    _keys(data, scalars | {"platform", "architecture", "torch", "cuda"}, set(), "")
+    _keys(data, scalars | {"platform", "runtime", "architecture", "torch", "cuda"}, set(), "")
     manylinux = _string(data, "manylinux", r"manylinux_\d+_\d+", "")
     for name, table in data["architecture"].items():
         where = f'architecture."{name}"'
@@ -289,7 +291,12 @@ def parse(data: dict[str, Any]) -> Matrix:
     default = _string(data, "default_torch", _MINOR, "")
     if default not in torch:
         raise _Wrong("", f"default_torch {default} has no table", "default_torch")
+    _keys(data["runtime"], {"python", "image"}, set(), "runtime")
+    runtime_python = _string(data["runtime"], "python", r"3\.\d+", "runtime")
+    image = rf"[a-z0-9./_-]+:{re.escape(runtime_python)}\.[\w.-]+@sha256:[0-9a-f]{{64}}"
     return Matrix(
+        runtime_python=runtime_python,
+        runtime_image=_string(data["runtime"], "image", image, "runtime"),
         version=_string(data, "version", r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?", ""),
         default_torch=default,
         platforms=platforms,
@@ -353,12 +360,15 @@ def table(matrix: Matrix, cells: Iterable[Cell]) -> str:
     return f"scaled-mask-softmax {matrix.version}\n" + "\n".join(lines)
 
 
-def workflow(matrix: Matrix, cells: Iterable[Cell], *, per_python: bool = False) -> str:
-    """The cells as a workflow's `strategy.matrix`, in one line: an entry a cell, or one a cell and Python."""
-    include = []
+def workflow(matrix: Matrix, cells: Iterable[Cell], *, per_python: bool = False, per_label: bool = False) -> str:
+    """The cells as a workflow's `strategy.matrix`, in one line: an entry a cell, a cell and Python, or a label."""
+    include: list[dict[str, str]] = []
     for cell in cells:
+        name = cell.label if per_label else f"{cell.label}-{cell.platform}"
+        if any(entry["name"] == name for entry in include) and not per_python:
+            continue
         entry = {
-            "name": f"{cell.label}-{cell.platform}",
+            "name": name,
             "torch": cell.torch.minor,
             "cuda": cell.cuda_label,
             "platform": cell.platform,

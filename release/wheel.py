@@ -183,6 +183,21 @@ def try_out(options: Options, interpreter: Interpreter, site: Path) -> None:
     _table("Done.", [(str(key), str(value)) for key, value in result.items()])
 
 
+def clusters(options: Options, interpreter: Interpreter) -> None:
+    """Tries the examples for clusters with the wheel of dist/ and its torch, as root."""
+    data = load()
+    cell = choose(data, options, interpreter)
+    steps = Steps(2)
+    say(f"clusters with scaled-mask-softmax {data.version}+{cell.label} for {_describe(cell, interpreter)}")
+    steps.next("torch")
+    torch = provision.torch(cell, interpreter, importable=True)
+    steps.next("the examples of docs/install/cluster/")
+    become_root = [] if os.geteuid() == 0 else ["sudo", "-E"]
+    command = [*become_root, str(ROOT / ".ci" / "cluster-rehearsal"), str(torch.python), str(ROOT / "dist")]
+    if subprocess.run(command).returncode != 0:
+        raise StepError("an example for clusters does not work")
+
+
 def _sanitizer_environment() -> dict[str, str]:
     """What a process needs to load a library with AddressSanitizer into a Python without it."""
     compiler = preflight.cxx_compiler().split()
