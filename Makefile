@@ -23,6 +23,7 @@ help:
 	@echo "make plain-wheel  build the wheel without native code into dist/"
 	@echo "make image        build the image that wheels for others are built in; needs docker, or ENGINE=podman"
 	@echo "make runtime-image  build the image that programs start from, with a cell's torch and its staged wheel"
+	@echo "make try-image    run that image: doctor, health check, and a program in an image of two lines"
 	@echo "make container    build and test a cell's wheels in that image, for every Python, into dist/"
 	@echo "make stage        lay out a release from the wheels in WHEELS, if they are all there; TAG=v1.0.0 must fit"
 	@echo "make try          install a staged wheel beside its torch and exercise it"
@@ -65,6 +66,9 @@ image:
 runtime-image:
 	@$(python) -m release runtime-image $(choice) $(engine) $(call give,base,BASE) $(call give,site,SITE) \
 		$(call give,name,IMAGE) $(call give,source,SOURCE) --run
+
+try-image:
+	@ENGINE=$(ENGINE) .ci/try-image "$$($(python) -m release runtime-image $(choice) $(engine) $(call give,name,IMAGE) --reference)"
 
 container:
 	@$(python) -m release container $(cell) $(engine)

@@ -79,8 +79,16 @@ def _runtime_image(arguments: argparse.Namespace) -> None:
 
     data, cell = _chosen_cell(arguments)
     name = arguments.name or runtime_image.NAME
-    if arguments.tag:
-        print(f"{name}:{runtime_image.tag(data, cell)}")
+    if arguments.tags:
+        cells = data.cells(cell.torch.minor, cell.cuda_label, proven=True)
+        print(
+            "\n".join(
+                [runtime_image.tag(data, cell, name), *(runtime_image.reference(data, each, name) for each in cells)]
+            )
+        )
+        return
+    if arguments.reference:
+        print(runtime_image.reference(data, cell, name))
         return
     how = {"engine": arguments.engine, "base": arguments.base, "name": name, "source": arguments.source}
     command = runtime_image.command(data, cell, arguments.site, **how)
@@ -409,7 +417,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--name", default="", help="of the image, such as ghcr.io/owner/name")
     command.add_argument("--source", default="", help="the repository's address, for its label")
     form = command.add_mutually_exclusive_group()
-    form.add_argument("--tag", action="store_true", help="print the tag of all platforms instead")
+    form.add_argument("--tags", action="store_true", help="print the image of all platforms and each one's instead")
+    form.add_argument("--reference", action="store_true", help="print the image of this platform instead")
     form.add_argument("--run", action="store_true", dest="run_it", help="run it too")
     command.set_defaults(run=_runtime_image)
 

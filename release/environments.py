@@ -195,7 +195,7 @@ def lint_workflows(interpreter: Interpreter) -> None:
     commands: list[list[str | Path]] = [
         ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows],
         ["zizmor", "--offline", "--quiet", ROOT / ".github"],
-        ["hadolint", *sorted((ROOT / "docker").glob("*.Dockerfile"))],
+        ["hadolint", *sorted((ROOT / "docker").glob("*.Dockerfile")), ROOT / ".devcontainer" / "Dockerfile"],
         ["shellcheck", *sorted((ROOT / ".ci").iterdir()), *(examples / name for name in ("prolog", "train.sbatch"))],
     ]
     env = {**os.environ, "PATH": f"{environment.path / 'bin'}:{os.environ.get('PATH', os.defpath)}"}

@@ -13,14 +13,14 @@ DOCKERFILE = ROOT / "docker" / "runtime.Dockerfile"
 NAME = "scaled-mask-softmax"
 
 
-def tag(data: Matrix, cell: Cell) -> str:
-    """ "1.0.0-torch2.14-cu130": version, torch and CUDA, so no tag can mean another torch tomorrow."""
-    return f"{data.version}-torch{cell.torch.minor}-{cell.cuda_label}"
+def tag(data: Matrix, cell: Cell, name: str = NAME) -> str:
+    """ "NAME:1.0.0-torch2.14-cu130", for all platforms: none is "latest", and none can mean another torch tomorrow."""
+    return f"{name.lower()}:{data.version}-torch{cell.torch.minor}-{cell.cuda_label}"
 
 
 def reference(data: Matrix, cell: Cell, name: str = NAME) -> str:
-    """The image of this platform alone; the release puts those of one tag together."""
-    return f"{name}:{tag(data, cell)}-{cell.platform}"
+    """The image of this platform alone; a release puts those of one tag together."""
+    return f"{tag(data, cell, name)}-{cell.platform}"
 
 
 def arguments(data: Matrix, cell: Cell, source: str = "") -> dict[str, str]:

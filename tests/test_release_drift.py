@@ -1,5 +1,6 @@
 """Workflows, Dockerfile and pyproject.toml take every version from the matrix, and hold none themselves."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from release import ROOT, container, image, matrix
+from release import ROOT, container, image, matrix, runtime_image
 from release.matrix import tomllib
 
 LOADED = matrix.load()
@@ -28,6 +29,8 @@ def versions():
         yield from (python, "cp" + python.replace(".", ""), "py" + python.replace(".", ""))
     for platform in LOADED.platforms.values():
         yield from (platform.runner, platform.image.partition("@")[2], platform.nvidia_repository)
+    name, _, digest = LOADED.runtime_image.partition("@")
+    yield from (digest, name.rpartition(":")[2].partition("-")[0])
     yield from (LOADED.manylinux, LOADED.version, "gcc-toolset-13", "gcc-toolset-14")
 
 
@@ -48,7 +51,14 @@ def test_a_copy_is_seen(text):
 
 
 @pytest.mark.parametrize(
-    "path", [*WORKFLOWS, image.DOCKERFILE, *sorted((ROOT / ".ci").iterdir())], ids=lambda path: path.name
+    "path",
+    [
+        *WORKFLOWS,
+        *sorted((ROOT / "docker").iterdir()),
+        ROOT / ".devcontainer/Dockerfile",
+        *sorted((ROOT / ".ci").iterdir()),
+    ],
+    ids=lambda path: path.name,
 )
 def test_no_version_is_written_elsewhere(path):
     assert copies(path.read_text(encoding="utf-8")) == []
@@ -78,6 +88,71 @@ def test_the_readme_promises_what_the_matrix_holds():
     assert named
     for torch, cuda, python in named:
         assert python in LOADED.cell(torch, cuda, "x86_64").torch.python
+
+
+def test_the_arguments_of_the_runtime_image(monkeypatch):
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    text = runtime_image.DOCKERFILE.read_text(encoding="utf-8")
+    declared = re.findall(r"^ARG (.*)$", text, re.MULTILINE)
+    used = set(re.findall(r"\$\{(\w+)[}:]", text))
+    for cell in LOADED.cells():
+        # Its Python is that of wheels that there are.
+        assert set(declared) == used == runtime_image.arguments(LOADED, cell).keys()
+    default = runtime_image.arguments(LOADED, LOADED.cell("2.14", "cu130", "x86_64"))
+    assert (default["TORCH"], default["TORCH_INDEX"], default["VISIBLE_DEVICES"]) == ("torch==2.14.1", "", "all")
+    other = runtime_image.arguments(LOADED, LOADED.cell("2.14", "cpu", "x86_64"), source="https://host.example/a/b")
+    assert other["TORCH"] == "torch==2.14.1+cpu"
+    assert other["TORCH_INDEX"] == f"{LOADED.torch_channels}/cpu"
+    assert (other["CHANNEL"], other["WHEEL"]) == (
+        "whl/cpu/torch2.14",
+        f"scaled-mask-softmax=={LOADED.version}+cputorch2.14",
+    )
+    assert (other["SOURCE"], other["VISIBLE_DEVICES"]) == ("https://host.example/a/b", "void")
+    assert re.fullmatch("[0-9a-f]{40}", other["REVISION"])
+
+
+def test_the_runtime_image_needs_its_python():
+    old = dataclasses.replace(LOADED, runtime_python="3.9")
+    with pytest.raises(matrix.MatrixError, match=r"has Python 3\.9, and torch 2\.14 is built for 3\.10"):
+        runtime_image.arguments(old, LOADED.cell("2.14", "cu130", "x86_64"))
+
+
+def test_the_command_of_the_runtime_image(monkeypatch, capsys, tmp_path):
+    from release import __main__ as program
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["release", "runtime-image", "--torch", "2.14", "--cuda", "cu130", *arguments])
+        return program.main(), capsys.readouterr()
+
+    assert run("--site", str(tmp_path))[0] == 1
+    assert run("--site", str(tmp_path), "--tags")[1].out.splitlines() == [
+        f"scaled-mask-softmax:{LOADED.version}-torch2.14-cu130",
+        f"scaled-mask-softmax:{LOADED.version}-torch2.14-cu130-x86_64",
+    ]
+    (tmp_path / "whl/cu130/torch2.14").mkdir(parents=True)
+    status, output = run("--site", str(tmp_path), "--engine", "podman", "--name", "ghcr.io/Owner/Name")
+    assert status == 0
+    words = shlex.split(output.out)
+    assert words[:4] == ["podman", "build", "--format", "docker"]
+    assert words[words.index("--build-context") + 1] == f"site={tmp_path}"
+    machine = LOADED.cell().platform
+    assert words[words.index("--tag") + 1] == f"ghcr.io/owner/name:{LOADED.version}-torch2.14-cu130-{machine}"
+    # No tag moves.
+    assert "latest" not in output.out
+
+
+def test_the_contributors_container_starts_from_the_same_image():
+    data = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    assert data["build"]["args"] == {"BASE_IMAGE": LOADED.runtime_image}
+
+
+def test_what_apptainer_runs_is_in_the_image():
+    definition = (ROOT / "docker/runtime.def").read_text(encoding="utf-8")
+    dockerfile = runtime_image.DOCKERFILE.read_text(encoding="utf-8")
+    folder, name = re.search(r"^COPY (\S+) (\S+)$", dockerfile, re.MULTILINE).group(2, 1)
+    (program,) = re.findall(r"^    python (\S+)$", definition, re.MULTILINE)
+    assert program == folder + name
+    assert f'CMD ["python", "{program}"]' in dockerfile
 
 
 def test_the_arguments_of_the_dockerfile_are_what_the_matrix_fills():
@@ -168,7 +243,14 @@ def test_the_steps_make_sure_of_torch(monkeypatch, tmp_path):
     assert installed == [["install", *container.TOOLS]]
 
 
-WRITES = {"release.yml": ["contents", "id-token", "attestations"], "new-torch.yml": ["issues"]}
+WRITES = {
+    "release.yml": [
+        *("packages", "id-token", "attestations"),  # of each image
+        *("contents", "id-token", "attestations"),  # of the release
+        "packages",  # its tags
+    ],
+    "new-torch.yml": ["issues"],
+}
 
 
 def test_what_the_matrix_gives_to_workflows():
