@@ -92,7 +92,9 @@ def test_blocks_say_what_they_are(page: Path) -> None:
     for block in blocks(text):
         where = f"{name(page)}:{block.line}"
         runs = block.language in ("python", "sh")
-        assert runs or block.file or block.language in NOT_CODE, f"{where}: a block of '{block.language}'"
+        assert runs or block.file or block.language in NOT_CODE, (
+            f"{where}: '{block.language}'; begin the block with ```python, sh, sh not-run or text"
+        )
         assert all(word == "not-run" or word.startswith("needs=") for word in block.words), where
         assert set(block.needs) <= NEEDS.keys(), where
         assert "not-run" not in block.words or block.language == "sh", f"{where}: only sh may not run"
