@@ -35,12 +35,10 @@ CMD ["python"]
 
 ARG BASE_IMAGE
 ARG VERSION
-ARG REVISION
 ARG SOURCE
 LABEL org.opencontainers.image.title="scaled-mask-softmax" \
       org.opencontainers.image.description="${TORCH} and ${WHEEL}" \
       org.opencontainers.image.version="${VERSION}" \
-      org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.licenses="BSD-3-Clause" \
       org.opencontainers.image.base.name="${BASE_IMAGE}"

@@ -30,7 +30,6 @@ def arguments(data: Matrix, cell: Cell, source: str = "") -> dict[str, str]:
             f"the runtime image has Python {data.runtime_python}, and torch {cell.torch.minor} is built for "
             f"{', '.join(cell.torch.python)}: change [runtime] in the matrix"
         )
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     torch = cell.torch.release if cell.cuda_label == cell.torch.default else f"{cell.torch.release}+{cell.cuda_label}"
     return {
         "BASE_IMAGE": data.runtime_image,
@@ -41,7 +40,6 @@ def arguments(data: Matrix, cell: Cell, source: str = "") -> dict[str, str]:
         "WHEEL": f"scaled-mask-softmax=={data.version}+{cell.label}",
         "VISIBLE_DEVICES": "all" if cell.cuda else "void",
         "VERSION": data.version,
-        "REVISION": commit.stdout.strip(),
         "SOURCE": source,
     }
 
@@ -63,9 +61,22 @@ def command(
     if not (site / values["CHANNEL"]).is_dir():
         raise MatrixError(f"{site} has no {values['CHANNEL']}: give the folder of an index that has the cell's wheels")
     given = [text for name_, value in values.items() for text in ("--build-arg", f"{name_}={value}")]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    # Not an ARG, since podman finds a layer of labels in its cache whatever they say.
+    label = ["--label", f"org.opencontainers.image.revision={commit.stdout.strip()}"]
     # podman's own format has no health checks.
     form = ["--format", "docker"] if engine == "podman" else []
     platform = ["--platform", image.OCI_PLATFORM[cell.platform]]
     context = ["--build-context", f"site={site.resolve()}"]
     where = ["--file", str(DOCKERFILE), *platform, *context]
-    return [engine, "build", *form, *where, *given, "--tag", reference(data, cell, name), str(DOCKERFILE.parent)]
+    return [
+        engine,
+        "build",
+        *form,
+        *where,
+        *given,
+        *label,
+        "--tag",
+        reference(data, cell, name),
+        str(DOCKERFILE.parent),
+    ]

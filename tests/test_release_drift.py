@@ -108,7 +108,6 @@ def test_the_arguments_of_the_runtime_image(monkeypatch):
         f"scaled-mask-softmax=={LOADED.version}+cputorch2.14",
     )
     assert (other["SOURCE"], other["VISIBLE_DEVICES"]) == ("https://host.example/a/b", "void")
-    assert re.fullmatch("[0-9a-f]{40}", other["REVISION"])
 
 
 def test_the_runtime_image_needs_its_python():
@@ -135,6 +134,7 @@ def test_the_command_of_the_runtime_image(monkeypatch, capsys, tmp_path):
     words = shlex.split(output.out)
     assert words[:4] == ["podman", "build", "--format", "docker"]
     assert words[words.index("--build-context") + 1] == f"site={tmp_path}"
+    assert re.fullmatch(r"org\.opencontainers\.image\.revision=[0-9a-f]{40}", words[words.index("--label") + 1])
     machine = LOADED.cell().platform
     assert words[words.index("--tag") + 1] == f"ghcr.io/owner/name:{LOADED.version}-torch2.14-cu130-{machine}"
     # No tag moves.
