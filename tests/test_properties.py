@@ -141,15 +141,27 @@ SPECIAL = st.sampled_from([0.0, 1.0, -1.0, 60_000.0, -60_000.0, float("inf"), fl
 
 @given(st.data())
 def test_any_values(device: str, data: st.DataObject) -> None:
-    """NaN, infinities and large numbers anywhere in x and in the mask."""
-    dtype = data.draw(st.sampled_from([torch.float16, torch.float32, torch.float64]))
-    shape = (data.draw(st.integers(1, 4)), data.draw(st.integers(1, 70)))
-    x = normal(shape, dtype, device, data.draw(st.integers(0, 99)))
-    kind = data.draw(st.sampled_from(mask_kinds(dtype)))
-    mask = random_mask(kind, shape, dtype, device, 7)
-    for tensor in (x, mask):
+    """NaN, infinities and large numbers anywhere in x, in the mask and in a sink."""
+    dtype = data.draw(st.sampled_from(DTYPES))
+    heads, queries, columns = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 70))
+    x = normal((heads, queries, columns), dtype, device, data.draw(st.integers(0, 99)))
+    mask = random_mask(data.draw(st.sampled_from(mask_kinds(dtype))), x.shape, dtype, device, 7)
+    sink = normal((heads,), dtype, device, 3) if data.draw(st.booleans()) else None
+    lengths = st.lists(st.integers(0, columns), min_size=heads, max_size=heads)
+    key_lengths = torch.tensor(data.draw(lengths), device=device) if data.draw(st.booleans()) else None
+    for tensor in (x, mask, sink):
         if tensor is None or tensor.dtype == torch.bool:
             continue
         for _ in range(data.draw(st.integers(0, 6))):
-            tensor[tuple(data.draw(st.integers(0, size - 1)) for size in shape)] = data.draw(SPECIAL)
-    verify(x, mask, data.draw(st.sampled_from([1.0, -1.0, 0.0, 0.5])), data.draw(st.booleans()), from_x=False)
+            tensor[tuple(data.draw(st.integers(0, size - 1)) for size in tensor.shape)] = data.draw(SPECIAL)
+    verify(
+        x,
+        mask,
+        data.draw(st.sampled_from([1.0, -1.0, 0.0, 0.5])),
+        data.draw(st.booleans()),
+        data.draw(st.integers(-4, 70)),
+        data.draw(st.none() | st.integers(1, 70)),
+        key_lengths,
+        sink,
+        from_x=False,
+    )
