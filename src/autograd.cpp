@@ -1,5 +1,6 @@
-// Derivatives of every order in both modes, and version counting, for every device. Saved for backward: y,
-// key_lengths where they are given, and one number a row where sink has a gradient.
+// Derivatives of every order in both modes, and version counting, for every device. Saved for backward: y (before
+// dropout), key_lengths where they are given, one number a row where sink has a gradient, and the two that dropout was
+// drawn from.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
@@ -89,13 +90,13 @@ struct DependenceOnSink {
   }
 };
 
-// The gradient of a sink [H], from values of rows [..., H, Sq].
-Tensor sink_gradient(const Tensor& probability, const Tensor& dots) {
+// The gradient of a sink [H], from values of rows [..., H, Sq] and a factor of their dots.
+Tensor sink_gradient(const Tensor& probability, const Tensor& dots, double factor = 1.0) {
   c10::SmallVector<int64_t, 8> others;
   for (int64_t dim = 0; dim < dots.dim(); ++dim) {
     if (dim != dots.dim() - 2) others.push_back(dim);
   }
-  return at::mul(probability, dots).sum(others).neg();
+  return at::mul(probability, dots).sum(others).mul(-factor);
 }
 
 // Gradients of a float mask.
@@ -154,15 +155,52 @@ bool is_plain(const Tensor& tensor) {
   return !has_tangent(tensor) && !tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::FuncTorchBatched);
 }
 
+// 1 / (1 - p), of the cells that dropout keeps; 0 where it keeps none.
+double dropout_factor(double dropout_p) { return dropout_p == 1 ? 0 : 1 / (1 - dropout_p); }
+
+// The backward kernels of one call. `grad` is that of the result of dropout, if there is a state.
+struct BackwardKernels {
+  const Tensor& grad;
+  const Tensor& y;
+  const OptionalTensor& key_lengths;
+  const Tensor& state;  // of dropout; undefined without
+
+  Tensor dx(const SymOptions& options) const {
+    if (!state.defined()) return call_backward(grad, y, options, key_lengths);
+    return std::get<0>(call_backward_dropout(grad, y, state, options, key_lengths, /*with_dx=*/true,
+                                             /*with_dots=*/false));
+  }
+
+  // dots: each row's, but for the factor of dropout.
+  TwoTensors dx_and_dots(const SymOptions& options, bool with_dx) const {
+    if (!state.defined()) return call_backward_with_dots(grad, y, options, key_lengths, with_dx);
+    return call_backward_dropout(grad, y, state, options, key_lengths, with_dx, /*with_dots=*/true);
+  }
+
+  Tensor mask_gradient(const SymOptions& options, const Tensor& dots, c10::SymIntArrayRef size,
+                       at::ScalarType dtype) const {
+    if (!state.defined()) return call_mask_backward(grad, y, dots, size, dtype, options, key_lengths);
+    return call_mask_backward_dropout(grad, y, dots, state, size, dtype, options, key_lengths);
+  }
+
+  double factor(const SymOptions& options) const { return state.defined() ? dropout_factor(options.dropout_p) : 1.0; }
+};
+
 struct Forward {
   static constexpr const char* kName = "ScaledMaskSoftmaxBackward";
   static constexpr size_t kSaved = 3;   // y, key_lengths, sink's probability
   static constexpr size_t kInputs = 3;  // x, mask, sink
 
-  static variable_list differentiate(const Tensor& grad, const std::array<Tensor, kSaved>& saved,
+  static variable_list differentiate(const variable_list& grads, const std::array<Tensor, kSaved>& saved,
+                                     const SymOptions& options, int64_t needs) {
+    return differentiate(grads[0], saved, Tensor(), options, needs);
+  }
+
+  static variable_list differentiate(const Tensor& grad, const std::array<Tensor, kSaved>& saved, const Tensor& state,
                                      const SymOptions& options, int64_t needs) {
     const auto& [y, key_lengths_, sink_probability] = saved;
     const OptionalTensor key_lengths = optional(key_lengths_);
+    const BackwardKernels kernels{grad, y, key_lengths, state};
     const bool of_x = (needs & 1) != 0;
     const bool of_mask = (needs & 2) != 0;
     const bool of_sink = (needs & 4) != 0;
@@ -171,12 +209,10 @@ struct Forward {
     unscaled.scale = 1.0;
     variable_list result(kInputs);
     if ((!of_mask || mask.is_like_y()) && !of_sink) {
-      if (of_x) result[0] = call_backward(grad, y, options, key_lengths);
-      if (of_mask) {
-        result[1] = mask.finish(of_x && options.scale == 1.0 ? result[0] : call_backward(grad, y, unscaled, key_lengths));
-      }
+      if (of_x) result[0] = kernels.dx(options);
+      if (of_mask) result[1] = mask.finish(of_x && options.scale == 1.0 ? result[0] : kernels.dx(unscaled));
     } else if (at::GradMode::is_enabled() || !is_plain(grad) || !is_plain(y)) {
-      // In differentiable operators.
+      // In differentiable operators, and without dropout: see ForwardDropout.
       if (of_x) result[0] = call_backward(grad, y, options, key_lengths);
       if (of_mask) {
         const Tensor scores = call_backward(grad, y, unscaled, key_lengths);
@@ -187,20 +223,48 @@ struct Forward {
         result[2] = sink_gradient(sink.probability, sink.dots(grad));
       }
     } else {
-      const auto [dx, dots] = call_backward_with_dots(grad, y, options, key_lengths, of_x);
+      const auto [dx, dots] = kernels.dx_and_dots(options, of_x);
+      const double factor = kernels.factor(options);
       if (of_x) result[0] = dx;
       if (of_mask && mask.keeps_columns()) {
         const c10::SymDimVector size = mask.size();
-        result[1] = mask.finish(call_mask_backward(grad, y, dots, size, mask.dtype(), options, key_lengths));
+        result[1] = mask.finish(kernels.mask_gradient(options, dots, size, mask.dtype()));
       } else if (of_mask) {
         // What is added to a whole row moves probability between its columns and its sink only: without a sink there
         // is nothing to gain, but a NaN stays one.
-        const Tensor rows = sink_probability.defined() ? at::mul(sink_probability, dots) : at::mul(dots, 0.0);
+        const Tensor rows =
+            sink_probability.defined() ? at::mul(sink_probability, dots).mul(factor) : at::mul(dots, 0.0);
         result[1] = mask.finish(mask.sum(rows.unsqueeze(-1)));
       }
-      if (of_sink) result[2] = sink_gradient(sink_probability, dots);
+      if (of_sink) result[2] = sink_gradient(sink_probability, dots, factor);
     }
     return result;
+  }
+};
+
+// With dropout. A node of two results: that of dropout, and y before it, which only derivatives see.
+struct ForwardDropout {
+  static constexpr const char* kName = "ScaledMaskSoftmaxDropoutBackward";
+  static constexpr size_t kSaved = 4;   // y, key_lengths, sink's probability, state
+  static constexpr size_t kInputs = 3;  // x, mask, sink
+
+  static variable_list differentiate(const variable_list& grads, const std::array<Tensor, kSaved>& saved,
+                                     const SymOptions& options, int64_t needs) {
+    const auto& [y, key_lengths, sink_probability, state] = saved;
+    const std::array<Tensor, 3> before = {y, key_lengths, sink_probability};
+    const Tensor& grad = grads[0];
+    const Tensor of_y = grads.size() > 1 ? grads[1] : Tensor();
+    if (!of_y.defined() && !at::GradMode::is_enabled() && is_plain(grad) && is_plain(y)) {
+      return Forward::differentiate(grad, before, state, options, needs);
+    }
+    // In differentiable operators: y's gradient first.
+    Tensor total = of_y;
+    if (grad.defined()) {
+      const Tensor keep = call_dropout_keep(y.detach(), state, options.dropout_p);
+      const Tensor part = at::where(keep, grad * dropout_factor(options.dropout_p), 0.0);
+      total = total.defined() ? total + part : part;
+    }
+    return Forward::differentiate(total, before, Tensor(), options, needs);
   }
 };
 
@@ -209,8 +273,9 @@ struct Backward {
   static constexpr size_t kSaved = 3;   // grad, y, key_lengths
   static constexpr size_t kInputs = 2;  // grad, y
 
-  static variable_list differentiate(const Tensor& incoming, const std::array<Tensor, kSaved>& saved,
+  static variable_list differentiate(const variable_list& grads, const std::array<Tensor, kSaved>& saved,
                                      const SymOptions& options, int64_t needs) {
+    const Tensor& incoming = grads[0];
     const auto& [grad, y, key_lengths] = saved;
     variable_list result(kInputs);
     // dx is a symmetric matrix times grad.
@@ -317,6 +382,64 @@ void forward_in_place(Tensor& x, const OptionalTensor& mask, double scale, bool 
   }
 }
 
+// Operators that are differentiated and batched one by one, for what has a tangent or belongs to a transform of
+// torch.func.
+Tensor forward_dropout_composed(const Tensor& x, const OptionalTensor& mask, const SymOptions& options,
+                                const OptionalTensor& key_lengths, const OptionalTensor& sink) {
+  const Tensor y = call_forward(x, mask, options, key_lengths, sink);
+  const Tensor keep = call_dropout_keep(x.detach(), options.dropout_p);
+  return at::where(keep, y * dropout_factor(options.dropout_p), 0.0);
+}
+
+bool is_transformed(const Tensor& tensor) {
+  return has_tangent(tensor) || tensor.unsafeGetTensorImpl()->key_set().has_any(c10::DispatchKeySet(
+                                    {c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::FuncTorchBatched}));
+}
+bool is_transformed(const OptionalTensor& tensor) { return tensor.has_value() && is_transformed(*tensor); }
+
+Tensor forward_dropout(const Tensor& x, const OptionalTensor& mask, double scale, bool is_causal, c10::SymInt diagonal,
+                       OptionalSymInt window, const OptionalTensor& key_lengths, const OptionalTensor& sink,
+                       double dropout_p) {
+  SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
+  options.dropout_p = dropout_p;
+  if (is_transformed(x) || is_transformed(mask) || is_transformed(sink)) {
+    return forward_dropout_composed(x, mask, options, key_lengths, sink);
+  }
+  if (!(needs_grad(x) || needs_grad(mask) || needs_grad(sink))) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return call_forward_dropout(x, mask, options, key_lengths, sink);
+  }
+  const bool with_sink_probability = needs_sink_probability(x, mask, sink);
+  Tensor result, y, state, sink_probability;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    std::tie(result, y, state, sink_probability) =
+        call_forward_dropout_with_y(x, mask, options, key_lengths, sink, with_sink_probability);
+  }
+  if (needs_grad(mask)) options.mask = DependenceOnMask::layout(x, *mask);
+  const auto node = make_derivative<ForwardDropout>(options, x, mask, sink);
+  torch::autograd::set_history(result, node);
+  torch::autograd::set_history(y, node);
+  save(*node, SavedVariable(y, /*is_output=*/true), key_lengths, with_sink_probability ? sink_probability : Tensor());
+  node->saved[3] = SavedVariable(state, /*is_output=*/false);
+  announce(node);
+  return result;
+}
+
+void forward_in_place_dropout(Tensor& x, const OptionalTensor& mask, double scale, bool is_causal,
+                              c10::SymInt diagonal, OptionalSymInt window, const OptionalTensor& key_lengths,
+                              const OptionalTensor& sink, double dropout_p) {
+  const auto differentiated = [](const auto& tensor) { return needs_grad(tensor) || has_tangent(tensor); };
+  TORCH_CHECK_NOT_IMPLEMENTED(!(differentiated(x) || differentiated(mask) || differentiated(sink)),
+                              "scaled_mask_softmax: dropout_p is ", dropout_p, " for scaled_mask_softmax_ where a "
+                              "gradient is needed; expected 0, as the gradient needs the probabilities before dropout. "
+                              "Use scaled_mask_softmax.");
+  SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
+  options.dropout_p = dropout_p;
+  const at::AutoDispatchBelowAutograd below;
+  call_forward_in_place_dropout(x, mask, options, key_lengths, sink);
+}
+
 // torch counts versions of its own in-place operators in generated code at this dispatch key; without it, backward
 // could not notice that a saved tensor was overwritten.
 void count_version(Tensor& x, const OptionalTensor& mask, double scale, bool is_causal, c10::SymInt diagonal,
@@ -339,6 +462,18 @@ Tensor count_version_with_sink(Tensor& x, const OptionalTensor& mask, double sca
   }
   torch::autograd::increment_version(x);
   return sink_probability;
+}
+
+void count_version_dropout(Tensor& x, const OptionalTensor& mask, double scale, bool is_causal, c10::SymInt diagonal,
+                           OptionalSymInt window, const OptionalTensor& key_lengths, const OptionalTensor& sink,
+                           double dropout_p) {
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
+    options.dropout_p = dropout_p;
+    call_forward_in_place_dropout(x, mask, options, key_lengths, sink);
+  }
+  torch::autograd::increment_version(x);
 }
 
 Tensor backward(const Tensor& grad, const Tensor& y, double scale, bool is_causal, c10::SymInt diagonal,
@@ -391,8 +526,15 @@ TORCH_LIBRARY_IMPL(scaled_mask_softmax, Autograd, library) {
   library.impl("scaled_mask_softmax", &sms::forward);
   library.impl("scaled_mask_softmax_", &sms::forward_in_place);
   library.impl("scaled_mask_softmax_backward", &sms::backward);
+  library.impl("scaled_mask_softmax.dropout", &sms::forward_dropout);
+  library.impl("scaled_mask_softmax_.dropout", &sms::forward_in_place_dropout);
+  // Truth values have no derivative.
+  library.impl("dropout_keep", torch::CppFunction::makeFallthrough());
+  library.impl("dropout_keep.of_state", torch::CppFunction::makeFallthrough());
   for (const char* name : {"scaled_mask_softmax.with_sink_probability", "scaled_mask_softmax_.with_sink_probability",
-                           "scaled_mask_softmax_backward.with_dots", "scaled_mask_softmax_mask_backward"}) {
+                           "scaled_mask_softmax_backward.with_dots", "scaled_mask_softmax_mask_backward",
+                           "scaled_mask_softmax.dropout_with_y", "scaled_mask_softmax_backward.dropout",
+                           "scaled_mask_softmax_mask_backward.dropout"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&sms::refuse_derivative>());
   }
 }
@@ -400,4 +542,5 @@ TORCH_LIBRARY_IMPL(scaled_mask_softmax, Autograd, library) {
 TORCH_LIBRARY_IMPL(scaled_mask_softmax, ADInplaceOrView, library) {
   library.impl("scaled_mask_softmax_", &sms::count_version);
   library.impl("scaled_mask_softmax_.with_sink_probability", &sms::count_version_with_sink);
+  library.impl("scaled_mask_softmax_.dropout", &sms::count_version_dropout);
 }

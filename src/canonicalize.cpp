@@ -246,10 +246,14 @@ void check_apart(const Tensor& x, const Tensor& other, const char* name) {
                     name, ".clone() or scaled_mask_softmax.");
 }
 
-// Strides of a contiguous tensor of x's shape without the last dimension.
-StrideBuffer statistic_strides(const Tensor& x, const OptionalTensor& statistic) {
+// Of a contiguous tensor of x's shape without the last dimension, if the problem has such or numbers its rows.
+StrideBuffer statistic_strides(const Tensor& x, bool used) {
   StrideBuffer strides(x.dim(), 0);
-  if (statistic.has_value()) std::copy(statistic->strides().begin(), statistic->strides().end(), strides.begin());
+  int64_t step = 1;
+  for (int64_t d = x.dim() - 2; used && d >= 0; --d) {
+    strides[d] = step;
+    step *= x.size(d);
+  }
   return strides;
 }
 
@@ -287,6 +291,34 @@ void check_forward(const Tensor& x, const OptionalTensor& mask, const Options& o
   if (mask.has_value()) check_mask(x, *mask);
 }
 
+void check_dropout(double dropout_p) {
+  TORCH_CHECK_VALUE(dropout_p >= 0 && dropout_p <= 1, kPrefix, "dropout_p is ", number(dropout_p),
+                    "; expected a probability, 0 <= dropout_p <= 1. Use 0 for no dropout.");
+}
+
+void check_random_state(const Tensor& x, const Tensor& state) {
+  TORCH_CHECK_VALUE(state.device() == x.device() && state.scalar_type() == at::kLong && state.dim() == 1 &&
+                        state.size(0) == 2 && state.is_contiguous(),
+                    kPrefix, "state has shape ", state.sizes(), " and dtype ", dtype_name(state.scalar_type()), " on ",
+                    state.device(), "; expected what scaled_mask_softmax.dropout_with_y returns.");
+}
+
+Dropout dropout_of(double dropout_p) {
+  Dropout dropout;
+  dropout.active = true;
+  const double of_all = std::round(dropout_p * 0x1p32);
+  dropout.threshold = static_cast<uint32_t>(std::min(of_all, double{std::numeric_limits<uint32_t>::max()}));
+  dropout.factor = dropout_p == 1 ? 0 : 1 / (1 - dropout_p);
+  return dropout;
+}
+
+Dropout dropout_of(double dropout_p, const Tensor& state) {
+  Dropout dropout = dropout_of(dropout_p);
+  dropout.random.seed_pointer = state.const_data_ptr<int64_t>();
+  dropout.random.offset_pointer = dropout.random.seed_pointer + 1;
+  return dropout;
+}
+
 void check_in_place(const Tensor& x, const OptionalTensor& mask, const OptionalTensor& sink) {
   if (x.numel() == 0) return;
   TORCH_CHECK_VALUE(!may_overlap_itself(x), kPrefix, "x has shape ", x.sizes(), " and strides ", x.strides(),
@@ -322,10 +354,11 @@ void check_mask_backward(const Tensor& y, const Tensor& dots, at::IntArrayRef si
                     "; expected y's shape, with 1 where the mask broadcasts, and y's columns.");
 }
 
-Tensor empty_statistic(const Tensor& x) {
-  return at::empty(x.sizes().slice(0, x.dim() - 1),
-                   x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
+at::TensorOptions statistic_options(const Tensor& x) {
+  return x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
+
+Tensor empty_statistic(const Tensor& x) { return at::empty(x.sizes().slice(0, x.dim() - 1), statistic_options(x)); }
 
 Tensor with_unit_column_stride(const Tensor& x) {
   return x.size(-1) == 1 || x.stride(-1) == 1 ? x : x.contiguous();
@@ -337,7 +370,8 @@ Tensor with_readable_columns(const Tensor& grad) {
 
 ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, const Options& options,
                                const OptionalTensor& key_lengths, const OptionalTensor& sink, const Tensor& y,
-                               const OptionalTensor& sink_probability) {
+                               const OptionalTensor& sink_probability, const Dropout& dropout,
+                               const OptionalTensor& before_dropout, const OptionalTensor& state) {
   ForwardProblem problem;
   problem.element = element_of(x);
   problem.mask_kind = mask_kind_of(mask, x);
@@ -353,6 +387,9 @@ ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, cons
   problem.sink = const_data_or_null(sink);
   problem.sink_float32 = sink.has_value() && sink->scalar_type() == at::kFloat;
   problem.sink_probability = data_or_null(sink_probability);
+  problem.dropout = dropout;
+  problem.before_dropout = data_or_null(before_dropout);
+  problem.random_state = static_cast<int64_t*>(data_or_null(state));
   StrideBuffer mask_strides(x.dim(), 0);
   if (mask.has_value()) {
     for (int64_t d = 0; d < x.dim() - 1; ++d) mask_strides[d] = mask_stride(x, *mask, d);
@@ -360,7 +397,7 @@ ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, cons
   const StrideBuffer query = query_strides(x, problem.band);
   const StrideBuffer batch = vector_strides(x, key_lengths, 0);
   const StrideBuffer head = vector_strides(x, sink, x.dim() - 3);
-  const StrideBuffer statistic = statistic_strides(x, sink_probability);
+  const StrideBuffer statistic = statistic_strides(x, sink_probability.has_value() || dropout.active);
   problem.rows = merged_rows(x, {x.strides().data(), mask_strides.data(), y.strides().data(), query.data(),
                                  batch.data(), head.data(), statistic.data()});
   return problem;
@@ -368,13 +405,20 @@ ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, cons
 
 BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Options& options,
                                  const OptionalTensor& key_lengths, const OptionalTensor& dx,
-                                 const OptionalTensor& dots) {
+                                 const OptionalTensor& dots, const Dropout& dropout) {
   auto problem = gradient_problem<BackwardProblem>(grad, y, options, key_lengths);
+  problem.dropout = dropout;
   problem.scale = options.scale;
+  if (dropout.active) {
+    // Finite in the type that it multiplies in, so that 0 times it is 0.
+    const double largest = problem.element == Element::float64 ? std::numeric_limits<double>::max()
+                                                               : double{std::numeric_limits<float>::max()};
+    problem.scale = std::clamp(options.scale * dropout.factor, -largest, largest);
+  }
   problem.dx = data_or_null(dx);
   problem.dots = data_or_null(dots);
   const StrideBuffer none(y.dim(), 0);
-  const StrideBuffer statistic = statistic_strides(y, dots);
+  const StrideBuffer statistic = statistic_strides(y, dots.has_value() || dropout.active);
   const StrideBuffer query = query_strides(y, problem.band);
   const StrideBuffer batch = vector_strides(y, key_lengths, 0);
   const int64_t* const output = dx.has_value() ? dx->strides().data() : none.data();
@@ -385,8 +429,9 @@ BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Opti
 
 MaskGradientProblem mask_gradient_problem(const Tensor& grad, const Tensor& y, const Tensor& dots,
                                           const Options& options, const OptionalTensor& key_lengths,
-                                          const Tensor& gradient) {
+                                          const Tensor& gradient, const Dropout& dropout) {
   auto problem = gradient_problem<MaskGradientProblem>(grad, y, options, key_lengths);
+  problem.dropout = dropout;
   problem.dots = dots.const_data_ptr();
   problem.gradient = gradient.mutable_data_ptr();
   problem.gradient_float32 = gradient.scalar_type() == at::kFloat;
@@ -395,7 +440,7 @@ MaskGradientProblem mask_gradient_problem(const Tensor& grad, const Tensor& y, c
     if (gradient.size(d) == y.size(d)) output[d] = gradient.stride(d);
   }
   const StrideBuffer none(y.dim(), 0);
-  const StrideBuffer statistic = statistic_strides(y, dots);
+  const StrideBuffer statistic = statistic_strides(y, true);
   const StrideBuffer query = query_strides(y, problem.band);
   const StrideBuffer batch = vector_strides(y, key_lengths, 0);
   problem.rows = merged_rows(y, {y.strides().data(), grad.strides().data(), output.data(), query.data(), batch.data(),

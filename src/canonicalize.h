@@ -25,6 +25,12 @@ struct Options {
 void check_forward(const at::Tensor& x, const OptionalTensor& mask, const Options& options,
                    const OptionalTensor& key_lengths, const OptionalTensor& sink);
 
+// The probability that a cell is dropped.
+void check_dropout(double dropout_p);
+
+// Of what backward and dropout_keep need to draw what forward drew.
+void check_random_state(const at::Tensor& x, const at::Tensor& state);
+
 // Beyond check_forward: no two elements of x may share memory, nor may mask or sink share x's.
 void check_in_place(const at::Tensor& x, const OptionalTensor& mask, const OptionalTensor& sink);
 
@@ -42,19 +48,27 @@ at::Tensor with_readable_columns(const at::Tensor& grad);
 
 // Uninitialized, for one number a row of x, in the type that rows are accumulated in.
 at::Tensor empty_statistic(const at::Tensor& x);
+at::TensorOptions statistic_options(const at::Tensor& x);
 
-// The problems for checked, non-empty arguments. x, y and dx have column stride 1; y may be x itself.
+// A checked probability, without random numbers.
+Dropout dropout_of(double dropout_p);
+
+// With those of a checked state.
+Dropout dropout_of(double dropout_p, const at::Tensor& state);
+
+// The problems for checked, non-empty arguments. x, y and dx have column stride 1; y may be x itself. With dropout dots
+// and gradients of masks are those of the problem with an active dropout: see problem.h.
 ForwardProblem forward_problem(const at::Tensor& x, const OptionalTensor& mask, const Options& options,
                                const OptionalTensor& key_lengths, const OptionalTensor& sink, const at::Tensor& y,
-                               const OptionalTensor& sink_probability);
+                               const OptionalTensor& sink_probability, const Dropout& dropout = {},
+                               const OptionalTensor& before_dropout = {}, const OptionalTensor& state = {});
 BackwardProblem backward_problem(const at::Tensor& grad, const at::Tensor& y, const Options& options,
                                  const OptionalTensor& key_lengths, const OptionalTensor& dx,
-                                 const OptionalTensor& dots);
-
+                                 const OptionalTensor& dots, const Dropout& dropout = {});
 
 // gradient is contiguous and has y's shape, with size 1 where the mask broadcasts.
 MaskGradientProblem mask_gradient_problem(const at::Tensor& grad, const at::Tensor& y, const at::Tensor& dots,
                                           const Options& options, const OptionalTensor& key_lengths,
-                                          const at::Tensor& gradient);
+                                          const at::Tensor& gradient, const Dropout& dropout = {});
 
 }  // namespace sms

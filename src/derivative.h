@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -19,7 +20,8 @@ namespace sms {
 
 // Formula provides
 //   kName, of the node; kSaved, how many tensors it keeps; kInputs, how many tensors of the operator it differentiates;
-//   differentiate(grad, saved, options, needs), which returns kInputs gradients, undefined where bit i of needs is 0.
+//   differentiate(grads, saved, options, needs), which returns kInputs gradients, undefined where bit i of needs is 0,
+//   given those of the node's results, of which at least one is defined.
 //   It is made of differentiable operators, so that derivatives of every order follow.
 template <typename Formula>
 struct Derivative final : torch::autograd::TraceableFunction {
@@ -35,8 +37,8 @@ struct Derivative final : torch::autograd::TraceableFunction {
 
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!grads[0].defined()) return variable_list(Formula::kInputs);
-    return Formula::differentiate(grads[0], unpacked(), options, needs());
+    if (none_defined(grads)) return variable_list(Formula::kInputs);
+    return Formula::differentiate(grads, unpacked(), options, needs());
   }
 
   void release_variables() override {
@@ -54,6 +56,7 @@ struct Derivative final : torch::autograd::TraceableFunction {
     args.collect(options.mask.rank);
     args.collect(options.mask.kept);
     args.collect(options.mask.dtype);
+    args.collect(options.dropout_p);
   }
 
   variable_list apply_with_saved(const variable_list& grads, SwapSavedVariables& swap) override {
@@ -71,6 +74,7 @@ struct Derivative final : torch::autograd::TraceableFunction {
     packed.pack(options.mask.rank);
     packed.pack(options.mask.kept);
     packed.pack(options.mask.dtype);
+    packed.pack(options.dropout_p);
     packed.pack(needs());
     const std::vector<at::IValue>& args = packed.vec();
     std::vector<at::TypePtr> schema;
@@ -92,6 +96,10 @@ struct Derivative final : torch::autograd::TraceableFunction {
   }
 
  private:
+  static bool none_defined(const variable_list& grads) {
+    return std::none_of(grads.begin(), grads.end(), [](const at::Tensor& grad) { return grad.defined(); });
+  }
+
   SavedTensors unpacked() {
     SavedTensors tensors;
     for (size_t i = 0; i < tensors.size(); ++i) tensors[i] = saved[i].unpack(getptr());
@@ -105,7 +113,7 @@ struct Derivative final : torch::autograd::TraceableFunction {
   }
 
   static variable_list apply_packed(const variable_list& grads, const std::vector<at::IValue>& args) {
-    if (!grads[0].defined()) return variable_list(Formula::kInputs);
+    if (none_defined(grads)) return variable_list(Formula::kInputs);
     torch::dynamo::autograd::PackedArgs packed(args);
     SavedTensors tensors;
     for (at::Tensor& tensor : tensors) tensor = packed.unpack<at::Tensor>();
@@ -117,7 +125,8 @@ struct Derivative final : torch::autograd::TraceableFunction {
     options.mask.rank = packed.unpack<int64_t>();
     options.mask.kept = packed.unpack<int64_t>();
     options.mask.dtype = packed.unpack<int64_t>();
-    return Formula::differentiate(grads[0], tensors, options, packed.unpack<int64_t>());
+    options.dropout_p = packed.unpack<double>();
+    return Formula::differentiate(grads, tensors, options, packed.unpack<int64_t>());
   }
 };
 

@@ -61,11 +61,11 @@ py::dict build_info_dict() {
 }
 
 py::dict plan(const std::string& direction, int64_t columns, const std::string& dtype, const std::string& mask,
-              bool band, int capability) {
+              bool band, int capability, bool dropout) {
   if (columns < 1) throw std::invalid_argument("columns is " + std::to_string(columns) + "; expected at least 1.");
   const cuda::Plan chosen =
       cuda::choose({parse("direction", direction, kDirections), columns, parse("dtype", dtype, kElements),
-                    parse("mask", mask, kMaskKinds), band, capability});
+                    parse("mask", mask, kMaskKinds), band, capability, dropout});
   py::dict result;
   result["strategy"] = cuda::name(chosen.strategy);
   result["lanes"] = chosen.lanes;
@@ -89,6 +89,7 @@ py::list all_kernels() {
     entry["lanes"] = kernel.lanes;
     entry["vectors"] = kernel.vectors;
     entry["rows"] = kernel.rows;
+    entry["dropout"] = kernel.dropout;
     entry["symbol_prefix"] = kernel.symbol_prefix();
     result.append(entry);
   }
@@ -102,9 +103,9 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "Build facts and kernel policy of the native library.";
   module.def("build_info", &sms::build_info_dict, "What the library was built from, as a dict.");
   module.def("plan", &sms::plan, py::arg("direction"), py::arg("columns"), py::arg("dtype"), py::arg("mask") = "none",
-             py::arg("band") = false, py::arg("capability") = 90,
+             py::arg("band") = false, py::arg("capability") = 90, py::arg("dropout") = false,
              "The CUDA plan for rows of `columns` cells: direction 'forward' or 'backward'; dtype 'float16', "
              "'bfloat16', 'float32' or 'float64'; mask 'none', 'bool', 'same' or 'float32'; band: exclusions by "
-             "position; capability 10 * major + minor. Raises ValueError for other values.");
+             "position; capability 10 * major + minor; dropout: with dropout. Raises ValueError for other values.");
   module.def("all_kernels", &sms::all_kernels, "Every CUDA kernel that a plan can lead to, with its symbol's prefix.");
 }

@@ -20,7 +20,8 @@ void refuse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 void register_in(torch::Library& library) {
   for (const char* name : {"scaled_mask_softmax", "scaled_mask_softmax_", "scaled_mask_softmax_backward",
                            "scaled_mask_softmax.with_sink_probability", "scaled_mask_softmax_.with_sink_probability",
-                           "scaled_mask_softmax_backward.with_dots", "scaled_mask_softmax_mask_backward"}) {
+                           "scaled_mask_softmax_backward.with_dots", "scaled_mask_softmax_mask_backward",
+                           "scaled_mask_softmax.dropout", "scaled_mask_softmax_.dropout"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
   }
 }

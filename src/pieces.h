@@ -38,6 +38,8 @@ inline void advance(ForwardProblem& problem, const RowDim& dim, int64_t index) {
   problem.sink = offset_pointer(problem.sink, index * dim.stride[kHead] * sink_bytes(problem));
   problem.sink_probability =
       offset_pointer(problem.sink_probability, index * dim.stride[kStatistic] * statistic_bytes(problem.element));
+  problem.before_dropout = offset_pointer(problem.before_dropout, index * dim.stride[kOutput] * bytes);
+  problem.dropout.first_row += index * dim.stride[kStatistic];
 }
 
 inline void advance(BackwardProblem& problem, const RowDim& dim, int64_t index) {
@@ -50,6 +52,7 @@ inline void advance(BackwardProblem& problem, const RowDim& dim, int64_t index) 
   problem.key_lengths =
       offset_pointer(problem.key_lengths, index * dim.stride[kBatch] * key_length_bytes(problem.key_lengths_64));
   problem.dots = offset_pointer(problem.dots, index * dim.stride[kStatistic] * statistic_bytes(problem.element));
+  problem.dropout.first_row += index * dim.stride[kStatistic];
 }
 
 // Calls run(piece) on problems that together cover `problem`, each with at most max_dims row dimensions and at most

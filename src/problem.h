@@ -4,7 +4,8 @@
 // operand, so masks broadcast (stride 0), transposed leading dimensions and storage offsets need no copy. The query
 // index of a row (dim -2 of x) is an operand too, with strides like any other: the dimension that is dim -2 of x has query
 // stride 1, every other has 0. So are the places of a row in key_lengths (batch), in sink (head) and in results of one
-// number a row (statistic), whose strides are 0 where a problem lacks them.
+// number a row (statistic), whose strides are 0 where a problem lacks them. Statistics are contiguous, so that a row's
+// place among them is also its number, by which dropout draws.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 #if defined(__CUDACC__)
 #define SMS_HOST_DEVICE __host__ __device__ __forceinline__
 #else
-#define SMS_HOST_DEVICE inline
+#define SMS_HOST_DEVICE inline __attribute__((always_inline))
 #endif
 
 namespace sms {
@@ -87,6 +88,23 @@ SMS_HOST_DEVICE int64_t read_key_length(const void* length, bool is_64) {
   return is_64 ? *static_cast<const int64_t*>(length) : *static_cast<const int32_t*>(length);
 }
 
+// Where random numbers come from: torch's seed, and an offset in that seed's stream, in numbers of 32 bits.
+struct RandomState {
+  uint64_t seed = 0;
+  uint64_t offset = 0;
+  const int64_t* seed_pointer = nullptr;    // where given, read where the kernel runs, instead of seed
+  const int64_t* offset_pointer = nullptr;  // where given, read there and added to offset
+};
+
+// Of probabilities, each on its own (philox.h). Statistic strides number the rows.
+struct Dropout {
+  bool active = false;
+  uint32_t threshold = 0;  // a cell is kept where its random number is at least this
+  double factor = 1;       // of kept cells: 1 / (1 - p), or 0 for p = 1
+  RandomState random;
+  int64_t first_row = 0;   // the number of the problem's first row
+};
+
 struct ForwardProblem {
   Element element;       // dtype of x and y
   MaskKind mask_kind;
@@ -102,6 +120,9 @@ struct ForwardProblem {
   const void* sink;            // null, or a logit per head index (kHead strides), a score of each row without a column
   bool sink_float32;           // else x's dtype
   void* sink_probability;      // null, or where each row's goes (kStatistic strides): float, double for float64 x
+  Dropout dropout;
+  void* before_dropout;        // null, or where y goes as it was before dropout, laid out and aligned as y
+  int64_t* random_state;       // null, or where the seed and the offset of dropout go
   Rows rows;             // count() >= 1
 };
 
@@ -119,6 +140,7 @@ struct BackwardProblem {
   const void* key_lengths;     // as forward
   bool key_lengths_64;
   void* dots;                  // null, or where each row's sum(grad * y) goes: as sink_probability
+  Dropout dropout;             // grad counts as 0 in cells that were dropped; its factor is in `scale`, and not in dots
   Rows rows;
 };
 
@@ -136,6 +158,7 @@ struct MaskGradientProblem {
   bool gradient_float32;       // else dtype of y
   const void* key_lengths;     // as forward
   bool key_lengths_64;
+  Dropout dropout;       // as backward; the factor is not applied elsewhere
   Rows rows;             // dimensions of the mask's rows first, then those that are summed
   int mask_dims;         // how many are the mask's
 };

@@ -98,6 +98,15 @@ class Snapshot:
             ), "an argument was modified"
 
 
+def dropout_of_the_operator(
+    x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> torch.Tensor:
+    """torch.nn.functional.dropout, drawing what the operator's dropout would draw for its result x."""
+    if not training or p == 0:
+        return x
+    return torch.where(torch.ops.scaled_mask_softmax.dropout_keep(x.detach(), p), x / (1 - p), 0.0)
+
+
 def assert_is_forward(
     y: torch.Tensor,
     x: torch.Tensor,

@@ -10,7 +10,8 @@ import torch
 
 
 class Case(NamedTuple):
-    """name: of the test. form: which function is called: forward, in_place or backward.
+    """name: of the test. form: which function is called: forward, in_place, backward, or one of the first two with
+    dropout: dropout, in_place_dropout.
     arguments: builds positional and keyword arguments on a device.
     exception: its exact type. text: all of it, `{device}` standing for the device's name."""
 
@@ -355,9 +356,57 @@ BACKWARD = [
     ),
 ]
 
+DROPOUT = [
+    (
+        f"dropout_p {text}",
+        call(zeros(3, 4), dropout_p=p),
+        ValueError,
+        f"dropout_p is {text}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no dropout.",
+    )
+    for p, text in ((-0.1, "-0.1"), (1.5, "1.5"), (math.nan, "nan"), (math.inf, "inf"), (-1e-30, "-1e-30"))
+]
+
+IN_PLACE_DROPOUT = [
+    (
+        f"dropout where {name} needs a gradient",
+        call(*args, **kwargs, dropout_p=0.25),
+        NotImplementedError,
+        "dropout_p is 0.25 for scaled_mask_softmax_ where a gradient is needed; expected 0, as the gradient needs the "
+        "probabilities before dropout. Use scaled_mask_softmax.",
+    )
+    for name, args, kwargs in (
+        ("x", (lambda device: torch.zeros(2, 3, 4, device=device, requires_grad=True),), {}),
+        ("mask", (zeros(2, 3, 4), lambda device: torch.zeros(4, device=device, requires_grad=True)), {}),
+        ("sink", (zeros(2, 3, 4),), {"sink": lambda device: torch.zeros(2, device=device, requires_grad=True)}),
+    )
+]
+
+
+def with_dropout(
+    arguments: Callable[[str], tuple[tuple[Any, ...], dict[str, Any]]],
+) -> Callable[[str], tuple[tuple[Any, ...], dict[str, Any]]]:
+    def build(device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = arguments(device)
+        return args, {"dropout_p": 0.5, **kwargs}
+
+    return build
+
+
 CASES = [
-    Case(f"{form}: {name}", form, arguments, exception, f"scaled_mask_softmax: {text}")
-    for forms, table in ((("forward", "in_place"), BOTH_FORMS), (("in_place",), IN_PLACE), (("backward",), BACKWARD))
+    Case(
+        f"{form}: {name}",
+        form,
+        with_dropout(arguments) if "dropout" in form else arguments,
+        exception,
+        f"scaled_mask_softmax: {text}",
+    )
+    for forms, table in (
+        (("forward", "in_place", "dropout", "in_place_dropout"), BOTH_FORMS),
+        (("in_place", "in_place_dropout"), IN_PLACE),
+        (("dropout", "in_place_dropout"), DROPOUT),
+        (("in_place_dropout",), IN_PLACE_DROPOUT),
+        (("backward",), BACKWARD),
+    )
     for form in forms
     for name, arguments, exception, text in table
 ]
@@ -403,20 +452,14 @@ FUNCTION_CASES = [
             ValueError,
             f"diagonal is {2**63}; expected an integer of 64 bits. Use one within x's shape.",
         ),
-        (
-            "dropout",
-            call(zeros(3, 4), dropout_p=0.5),
-            NotImplementedError,
-            "dropout_p is not supported yet; expected 0.0. Apply torch.nn.functional.dropout to the result.",
-        ),
         *(
             (
-                f"dropout {p}",
-                call(zeros(3, 4), dropout_p=p),
-                ValueError,
-                f"dropout_p is {p}; expected a probability, 0 <= dropout_p < 1.",
+                f"dropout_p a {name}",
+                call(zeros(3, 4), dropout_p=value),
+                TypeError,
+                f"dropout_p is a {name}; expected a Python number. Use float(dropout_p).",
             )
-            for p in (-0.1, 1.0, math.nan)
+            for name, value in (("bool", True), ("str", "0.5"), ("NoneType", None))
         ),
     ]
 ]

@@ -5,6 +5,7 @@ Written from the definition of the operator alone. Nothing here is fast, and not
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -146,6 +147,38 @@ def sink_backward(grad: torch.Tensor, y: torch.Tensor, sink_probability: torch.T
     grad = grad.detach().double().masked_fill(y == 0, 0.0)
     of_rows = -sink_probability * (grad * y.detach().double()).sum(dim=-1)
     return of_rows.movedim(-2, 0).flatten(1).sum(dim=1)
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox4x32-10 of Salmon, Moraes, Dror and Shaw (SC 2011): four words from a counter of four and a key of two."""
+    c0, c1, c2, c3 = counter
+    for turn in range(10):
+        k0, k1 = ((word + turn * step) % 2**32 for word, step in zip(key, (0x9E3779B9, 0xBB67AE85), strict=True))
+        (high0, low0), (high1, low1) = divmod(0xD2511F53 * c0, 2**32), divmod(0xCD9E8D57 * c2, 2**32)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+    return [c0, c1, c2, c3]
+
+
+def dropout_keep(shape: tuple[int, ...], state: list[int], p: float) -> torch.Tensor:
+    """Bool of this shape: the cells that dropout of probability p keeps, given a seed and an offset of 64 bits.
+
+    Columns come in fours; the n-th of all rows' fours gets the n-th subsequence of torch's generator.
+    """
+    columns = shape[-1]
+    fours = (columns + 3) // 4
+    seed, offset = (number % 2**64 for number in state)
+    words: list[int] = []
+    for number in range(math.prod(shape[:-1]) * fours):
+        counter = [offset // 4 % 2**32, offset // 4 >> 32, number % 2**32, number >> 32]
+        words += philox(counter, [seed % 2**32, seed >> 32])
+    numbers = torch.tensor(words, dtype=torch.int64).reshape(*shape[:-1], 4 * fours)[..., :columns]
+    return numbers >= min(math.floor(p * 2**32 + 0.5), 2**32 - 1)
+
+
+def dropout(values: torch.Tensor, keep: torch.Tensor, p: float) -> torch.Tensor:
+    """Float64 values, probabilities or the gradients that arrive, with dropout."""
+    kept = values.detach().double() * (0.0 if p == 1 else 1 / (1 - p))
+    return torch.where(keep, kept, 0.0)
 
 
 def mask_backward(

@@ -18,12 +18,21 @@ NATIVE: dict[str, Callable[..., Any]] = {
     "forward": OPS.scaled_mask_softmax.default,
     "in_place": OPS.scaled_mask_softmax_.default,
     "backward": OPS.scaled_mask_softmax_backward.default,
+    "dropout": OPS.scaled_mask_softmax.dropout,
+    "in_place_dropout": OPS.scaled_mask_softmax_.dropout,
 }
-FUNCTIONS: dict[str, Callable[..., Any]] = {"forward": sms.scaled_mask_softmax, "in_place": sms.scaled_mask_softmax_}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "forward": sms.scaled_mask_softmax,
+    "in_place": sms.scaled_mask_softmax_,
+    "dropout": sms.scaled_mask_softmax,
+    "in_place_dropout": sms.scaled_mask_softmax_,
+}
 COMPOSITE: dict[str, Callable[..., Any]] = {
     "forward": _composite.forward,
     "in_place": _composite.forward_in_place,
     "backward": _composite.backward,
+    "dropout": _composite.forward_dropout,
+    "in_place_dropout": _composite.forward_in_place_dropout,
 }
 
 
@@ -72,7 +81,7 @@ def test_meta_tensors(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if case.form == "forward" and " x of " not in case.name], ids=named
+    "case", [case for case in CASES if case.form in ("forward", "dropout") and " x of " not in case.name], ids=named
 )
 def test_where_a_gradient_is_needed(device: str, case: Case) -> None:
     (x, *args), kwargs = case.arguments(device)

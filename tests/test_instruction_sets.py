@@ -25,11 +25,12 @@ def test_older_instruction_sets(instruction_set: str) -> None:
     if instruction_set == "AVX2" and _C.build_info()["instruction_set"] not in ("AVX2", "AVX512"):
         pytest.skip("this processor has no AVX2")
     tests = Path(__file__).parent
-    arguments = ["-q", "-p", "no:cacheprovider", str(tests / "test_sanitizer.py"), str(tests / "test_semantics.py")]
+    files = [str(tests / f"test_{name}.py") for name in ("sanitizer", "semantics", "dropout")]
+    arguments = ["-q", "-p", "no:cacheprovider", *files]
     # Without the workers' variables of the process above, and without a GPU: that one has its turn elsewhere.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     environment |= {"ATEN_CPU_CAPABILITY": instruction_set.lower(), "CUDA_VISIBLE_DEVICES": "", "SMS_REQUIRE_GPU": "0"}
-    chosen = "test_every_kernel or test_edges or nan or (dead and not 40003) or 300 or minimum"
+    chosen = "test_every_kernel or test_edges or nan or (dead and not 40003) or 300 or minimum or philox"
     child = subprocess.run(
         [sys.executable, "-c", SCRIPT, instruction_set, *arguments, "-k", f"({chosen}) and not 70003 and not 17001"],
         env=environment | {"OMP_NUM_THREADS": "1"},

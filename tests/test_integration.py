@@ -108,6 +108,10 @@ def test_every_overload_is_checked_above() -> None:
         ("scaled_mask_softmax", ""),
         ("scaled_mask_softmax", "with_sink_probability"),
         ("scaled_mask_softmax_", ""),
+        # Those with dropout: test_dropout.py.
+        *(("scaled_mask_softmax", name) for name in ("dropout", "dropout_with_y")),
+        *((f"scaled_mask_softmax{name}", "dropout") for name in ("_", "_backward", "_mask_backward")),
+        *(("dropout_keep", name) for name in ("", "of_state")),
         ("scaled_mask_softmax_", "with_sink_probability"),
         ("scaled_mask_softmax_backward", ""),
         ("scaled_mask_softmax_backward", "with_dots"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from checks import assert_is_forward, normal, random_mask, same_bits
+from checks import assert_is_forward, dropout_of_the_operator, normal, random_mask, same_bits
 from torch import nn
 
 from scaled_mask_softmax.integrations import megatron, mha
@@ -109,9 +109,11 @@ def test_mha_of_one_sequence_and_of_itself(device: str) -> None:
     compare(layer, twin, (x, x, x), key_padding_mask=padding)
 
 
-def test_mha_drops_out_what_torch_drops_out(device: str) -> None:
+def test_mha_drops_out_in_training(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's, once that draws its random numbers as the operator does."""
     layer, twin = layer_and_twin(device, dropout=0.4, batch_first=True)
     x = normal((2, 6, 16), torch.float64, device)
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout_of_the_operator)
     compare(layer, twin, (x, x, x))
     compare(layer.eval(), twin.eval(), (x, x, x))
 

@@ -58,15 +58,16 @@ def test_repr_names_what_is_not_default(module: ScaledMaskSoftmax, text: str) ->
     assert repr(module) == text
 
 
-def test_what_is_not_supported_yet_is_refused(device: str) -> None:
+def test_dropout_is_a_matter_of_training(device: str) -> None:
     x = normal((2, 3, 5), torch.float32, device)
-    for module, options in [
-        (ScaledMaskSoftmax(dropout_p=0.5), {}),
-    ]:
-        with pytest.raises(NotImplementedError, match="is not supported yet"):
-            module(x, **options)
-    # Dropout is a matter of training.
-    assert same_bits(ScaledMaskSoftmax(dropout_p=0.5).eval()(x), scaled_mask_softmax(x))
+    module = ScaledMaskSoftmax(0.5, True, dropout_p=0.5)
+    for twin in (module, copy.deepcopy(module)):
+        torch.manual_seed(3)
+        got = twin(x)
+        torch.manual_seed(3)
+        assert same_bits(got, scaled_mask_softmax(x, None, 0.5, True, dropout_p=0.5))
+        assert (got == 0).any()
+        assert same_bits(twin.eval()(x), scaled_mask_softmax(x, None, 0.5, True))
 
 
 def test_copies_and_pickles(device: str) -> None:

@@ -19,11 +19,13 @@ def capability(device: str) -> int:
     return 10 * major + minor
 
 
-def switches(direction: str, dtype: str, mask: str, band: bool, capability: int) -> list[int]:
+def switches(
+    direction: str, dtype: str, mask: str, band: bool, capability: int, dropout: bool = False
+) -> list[int]:
     """Each length up to LONGEST whose plan differs from that of the length one shorter."""
 
     def plan(columns: int) -> dict[str, object]:
-        return _C.plan(direction, columns, dtype, mask, band, capability)
+        return _C.plan(direction, columns, dtype, mask, band, capability, dropout)
 
     found = []
 
@@ -81,7 +83,8 @@ def test_a_plan_exists_for_every_length_and_device(direction: str, band: bool) -
         for dtype in ("float16", "bfloat16", "float32", "float64"):
             for kind in mask_kinds(getattr(torch, dtype)) if direction == "forward" else ["none"]:
                 for columns in (1, 2, 1000, 10**6, 2**31 - 1, 2**31, 2**33, 2**40):
-                    plan = _C.plan(direction, columns, dtype, kind, band, capability_)
-                    assert 32 <= plan["threads"] <= 1024
-                    assert plan["threads"] % 32 == 0
-                    assert plan["rows_per_block"] >= 1
+                    for dropout in (False, True):
+                        plan = _C.plan(direction, columns, dtype, kind, band, capability_, dropout)
+                        assert 32 <= plan["threads"] <= 1024
+                        assert plan["threads"] % 32 == 0
+                        assert plan["rows_per_block"] >= 1

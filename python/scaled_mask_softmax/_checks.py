@@ -207,6 +207,33 @@ def check_forward(
         _check_mask(x, mask)
 
 
+def check_dropout(dropout_p: float) -> None:
+    """Raise ValueError unless the argument is a probability."""
+    # A symbolic one has no value yet: the kernel that finally runs checks it.
+    if not isinstance(dropout_p, torch.SymFloat) and not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(
+            f"{_PREFIX}dropout_p is {dropout_p:g}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no dropout."
+        )
+
+
+def check_in_place_dropout(dropout_p: float, *tensors: torch.Tensor | None) -> None:
+    """Raise NotImplementedError where the in-place form with dropout would need a gradient."""
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise NotImplementedError(
+            f"{_PREFIX}dropout_p is {dropout_p:g} for scaled_mask_softmax_ where a gradient is needed; expected 0, as "
+            "the gradient needs the probabilities before dropout. Use scaled_mask_softmax."
+        )
+
+
+def check_random_state(x: torch.Tensor, state: torch.Tensor) -> None:
+    """Raise ValueError unless `state` is a seed and an offset beside x."""
+    if state.device != x.device or state.dtype != torch.int64 or list(state.shape) != [2] or state.stride(0) != 1:
+        raise ValueError(
+            f"{_PREFIX}state has shape {_shape(state)} and dtype {state.dtype} on {state.device}; expected what "
+            "scaled_mask_softmax.dropout_with_y returns."
+        )
+
+
 def _storage_bytes(tensor: torch.Tensor) -> tuple[int, int]:
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     offset = int(tensor.storage_offset())

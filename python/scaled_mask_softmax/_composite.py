@@ -248,6 +248,180 @@ def forward_in_place_with_sink_probability(
     return sink_probability
 
 
+def dropout_factor(dropout_p: float) -> float:
+    """Of the probabilities that are kept."""
+    return 0.0 if dropout_p == 1.0 else 1.0 / (1.0 - dropout_p)
+
+
+def forward_dropout(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    *,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float,
+) -> torch.Tensor:
+    """Return the probabilities of x with dropout, by random numbers of torch's own operators; differentiable."""
+    y = forward(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink)
+    _checks.check_dropout(dropout_p)
+    keep = torch.rand_like(y, dtype=torch.float32) >= dropout_p
+    return torch.where(keep, y * dropout_factor(dropout_p), 0.0)
+
+
+def forward_in_place_dropout(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    *,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float,
+) -> None:
+    """Overwrite x with its probabilities with dropout; where no gradient is needed."""
+    _checks.check_in_place_dropout(dropout_p, x, mask, sink)
+    _checks.check_forward(x, mask, scale, window, key_lengths, sink)
+    _checks.check_dropout(dropout_p)
+    if not torch.compiler.is_compiling():
+        _checks.check_in_place(x, mask, sink)
+    x.copy_(
+        forward_dropout(
+            x,
+            mask,
+            scale,
+            is_causal,
+            diagonal=diagonal,
+            window=window,
+            key_lengths=key_lengths,
+            sink=sink,
+            dropout_p=dropout_p,
+        )
+    )
+
+
+# The operators with dropout, for devices without a kernel: the same pattern for a state as the kernels have.
+
+
+def dropout_keep_of_state(x: torch.Tensor, state: torch.Tensor, dropout_p: float) -> torch.Tensor:
+    """The cells of x's shape that dropout keeps, as bool: Philox4x32-10 in 64-bit integers, see ``src/philox.h``."""
+    _checks.check_dropout(dropout_p)
+    _checks.check_random_state(x, state)
+    columns = x.shape[-1]
+    fours = -(-columns // 4)
+    low = 2**32 - 1
+    seed, offset = state[0], state[1] >> 2
+    number = torch.arange(x.numel() // max(columns, 1) * fours, device=x.device)
+    words = [offset & low, offset >> 32 & low, number & low, number >> 32 & low]
+    key = [seed & low, seed >> 32 & low]
+    for _ in range(10):
+        first, second = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [
+            (second >> 32 & low) ^ words[1] ^ key[0],
+            second & low,
+            (first >> 32 & low) ^ words[3] ^ key[1],
+            first & low,
+        ]
+        key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
+    numbers = torch.stack(words, -1).reshape(*x.shape[:-1], 4 * fours)[..., :columns]
+    return numbers >= min(int(dropout_p * 2**32 + 0.5), low)
+
+
+def _random_state(x: torch.Tensor) -> torch.Tensor:
+    return torch.randint(torch.iinfo(torch.int64).max, (2,), device=x.device)
+
+
+def dropout_keep(x: torch.Tensor, dropout_p: float) -> torch.Tensor:
+    """The same, drawn anew."""
+    return dropout_keep_of_state(x, _random_state(x), dropout_p)
+
+
+def forward_dropout_with_y(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    *,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float,
+    with_sink_probability: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the result of dropout, the probabilities before it, its state, and the sink's; not differentiable."""
+    _checks.check_forward(x, mask, scale, window, key_lengths, sink)
+    _checks.check_dropout(dropout_p)
+    with torch.no_grad():
+        y, sink_probability = _probabilities(x, mask, sink, scale, is_causal, diagonal, window, key_lengths)
+        state = _random_state(x)
+        keep = dropout_keep_of_state(y, state, dropout_p)
+        result = torch.where(keep, y * dropout_factor(dropout_p), 0.0)
+    if sink_probability is None or not with_sink_probability:
+        sink_probability = x.new_empty(0, dtype=accumulate_dtype(x.dtype))
+    return result, y, state, sink_probability
+
+
+def forward_dropout_alone(*arguments: Any, **options: Any) -> torch.Tensor:
+    """The first of these."""
+    return forward_dropout_with_y(*arguments, **options)[0]
+
+
+def forward_in_place_dropout_alone(x: torch.Tensor, mask: torch.Tensor | None = None, *scale: Any, **options: Any) -> None:
+    """The same, written into x."""
+    result = forward_dropout_alone(x, mask, *scale, **options)
+    _checks.check_in_place(x, mask, options.get("sink"))
+    x.copy_(result)
+
+
+def backward_dropout(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    state: torch.Tensor,
+    dropout_p: float,
+    scale: float,
+    is_causal: bool,
+    with_dx: bool,
+    with_dots: bool,
+    *,
+    diagonal: int,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As backward_with_dots, from the gradient of the result of dropout; dots without the factor 1 / (1 - p)."""
+    _checks.check_backward(grad, y, scale, window, key_lengths)
+    kept = grad.masked_fill(~dropout_keep_of_state(y, state, dropout_p), 0.0)
+    change, dots = _changes(kept, None, y, None, is_causal, diagonal, window, key_lengths)
+    dx = (change * (scale * dropout_factor(dropout_p))).to(y.dtype).contiguous() if with_dx else y.new_empty(0)
+    return dx, dots if with_dots else dots.new_empty(0)
+
+
+def mask_backward_dropout(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    dots: torch.Tensor,
+    state: torch.Tensor,
+    dropout_p: float,
+    size: list[int],
+    dtype: torch.dtype,
+    is_causal: bool,
+    *,
+    diagonal: int,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+) -> torch.Tensor:
+    """As mask_backward, from the gradient of the result of dropout."""
+    _checks.check_backward(grad, y, 1.0, window, key_lengths)
+    kept = grad.masked_fill(~dropout_keep_of_state(y, state, dropout_p), 0.0)
+    change, _ = _changes(kept, None, y, None, is_causal, diagonal, window, key_lengths)
+    return (change * dropout_factor(dropout_p)).sum_to_size(size).to(dtype).contiguous()
+
+
 def backward(
     grad: torch.Tensor,
     y: torch.Tensor,

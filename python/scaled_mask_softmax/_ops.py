@@ -21,6 +21,13 @@ _library.impl("scaled_mask_softmax.with_sink_probability", _composite.forward_wi
 _library.impl("scaled_mask_softmax_.with_sink_probability", _composite.forward_in_place_with_sink_probability)
 _library.impl("scaled_mask_softmax_backward.with_dots", _without_graph(_composite.backward_with_dots))
 _library.impl("scaled_mask_softmax_mask_backward", _without_graph(_composite.mask_backward))
+_library.impl("scaled_mask_softmax.dropout", _composite.forward_dropout_alone)
+_library.impl("scaled_mask_softmax.dropout_with_y", _composite.forward_dropout_with_y)
+_library.impl("scaled_mask_softmax_.dropout", _without_graph(_composite.forward_in_place_dropout_alone))
+_library.impl("scaled_mask_softmax_backward.dropout", _without_graph(_composite.backward_dropout))
+_library.impl("scaled_mask_softmax_mask_backward.dropout", _without_graph(_composite.mask_backward_dropout))
+_library.impl("dropout_keep", _composite.dropout_keep)
+_library.impl("dropout_keep.of_state", _composite.dropout_keep_of_state)
 
 
 def _row_values(x: torch.Tensor) -> torch.Tensor:
@@ -149,3 +156,116 @@ def _(
 ) -> torch.Tensor:
     _checks.check_backward(grad, y, 1.0, window, key_lengths)
     return y.new_empty(size, dtype=dtype)
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax.dropout")
+def _(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    *,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float,
+) -> torch.Tensor:
+    _checks.check_forward(x, mask, scale, window, key_lengths, sink)
+    _checks.check_dropout(dropout_p)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax_.dropout")
+def _(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    *,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float,
+) -> None:
+    _checks.check_forward(x, mask, scale, window, key_lengths, sink)
+    _checks.check_dropout(dropout_p)
+    _check_in_place(x, mask, sink)
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax.dropout_with_y")
+def _(
+    x: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    is_causal: bool,
+    *,
+    diagonal: int,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+    sink: torch.Tensor | None,
+    dropout_p: float,
+    with_sink_probability: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    _checks.check_forward(x, mask, scale, window, key_lengths, sink)
+    _checks.check_dropout(dropout_p)
+    result, y = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    of_rows = _row_values(x) if with_sink_probability else x.new_empty(0, dtype=_composite.accumulate_dtype(x.dtype))
+    return result, y, x.new_empty(2, dtype=torch.int64), of_rows
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax_backward.dropout")
+def _(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    state: torch.Tensor,
+    dropout_p: float,
+    scale: float,
+    is_causal: bool,
+    with_dx: bool,
+    with_dots: bool,
+    *,
+    diagonal: int,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _checks.check_backward(grad, y, scale, window, key_lengths)
+    _checks.check_dropout(dropout_p)
+    _checks.check_random_state(y, state)
+    dx = torch.empty_like(y, memory_format=torch.contiguous_format) if with_dx else y.new_empty(0)
+    return dx, _row_values(y) if with_dots else y.new_empty(0, dtype=_composite.accumulate_dtype(y.dtype))
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax_mask_backward.dropout")
+def _(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    dots: torch.Tensor,
+    state: torch.Tensor,
+    dropout_p: float,
+    size: list[int],
+    dtype: torch.dtype,
+    is_causal: bool,
+    *,
+    diagonal: int,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+) -> torch.Tensor:
+    _checks.check_backward(grad, y, 1.0, window, key_lengths)
+    _checks.check_dropout(dropout_p)
+    _checks.check_random_state(y, state)
+    return y.new_empty(size, dtype=dtype)
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::dropout_keep")
+def _(x: torch.Tensor, dropout_p: float) -> torch.Tensor:
+    _checks.check_dropout(dropout_p)
+    return x.new_empty(x.shape, dtype=torch.bool)
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::dropout_keep.of_state")
+def _(x: torch.Tensor, state: torch.Tensor, dropout_p: float) -> torch.Tensor:
+    _checks.check_dropout(dropout_p)
+    _checks.check_random_state(x, state)
+    return x.new_empty(x.shape, dtype=torch.bool)

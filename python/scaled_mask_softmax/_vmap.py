@@ -11,6 +11,9 @@ from typing import Any, cast
 
 import torch
 from torch._C import _functorch
+from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
+
+from . import _checks, _composite
 
 _OPERATORS = torch.ops.scaled_mask_softmax
 
@@ -201,3 +204,49 @@ _library.impl("scaled_mask_softmax.with_sink_probability", _forward_with_sink_pr
 _library.impl("scaled_mask_softmax_", _forward_in_place)
 _library.impl("scaled_mask_softmax_.with_sink_probability", _forward_in_place_with_sink_probability)
 _library.impl("scaled_mask_softmax_backward", _backward)
+
+
+def _dropout_keep(x: torch.Tensor, dropout_p: float) -> torch.Tensor:
+    """As vmap's randomness says: refused, the same cells of each sample, or cells of the whole batch."""
+    vmap = cast(VmapInterpreter, retrieve_current_functorch_interpreter())
+    if vmap.randomness() == "error":
+        raise RuntimeError(
+            f"scaled_mask_softmax: dropout_p is {dropout_p:g} within torch.vmap with randomness='error'; expected "
+            "'different' or 'same'. Use torch.vmap(..., randomness='different')."
+        )
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchVmapMode)
+    with _below_vmap(), torch._C._ExcludeDispatchKeyGuard(keys):
+        (sample,) = _samples(x)
+        assert sample.tensor is not None
+        if vmap.randomness() == "same":
+            one = sample.tensor[0] if sample.batched else sample.tensor
+            return cast(torch.Tensor, _OPERATORS.dropout_keep.default(one, dropout_p))
+        batch = sample.with_batch_dim().expand(vmap.batch_size(), *(-1 for _ in range(sample.rank)))
+        keep = _OPERATORS.dropout_keep.default(batch, dropout_p)
+        return cast(torch.Tensor, _functorch._add_batch_dim(keep, 0, vmap.level()))
+
+
+def _forward_dropout(x: torch.Tensor, *arguments: Any, dropout_p: float, **keywords: Any) -> torch.Tensor:
+    y = _OPERATORS.scaled_mask_softmax.default(x, *arguments, **keywords)
+    _checks.check_dropout(dropout_p)
+    keep = _OPERATORS.dropout_keep.default(x.detach(), dropout_p)
+    return torch.where(keep, y * _composite.dropout_factor(dropout_p), 0.0)
+
+
+def _forward_in_place_dropout(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *options: Any,
+    sink: torch.Tensor | None = None,
+    dropout_p: float,
+    **keywords: Any,
+) -> None:
+    _checks.check_in_place_dropout(dropout_p, x, mask, sink)
+    x.copy_(_forward_dropout(x, mask, *options, sink=sink, dropout_p=dropout_p, **keywords))
+
+
+# Where no argument is batched too.
+_random_library = torch.library.Library("scaled_mask_softmax", "IMPL", "FuncTorchVmapMode")
+_random_library.impl("dropout_keep", _dropout_keep)
+_random_library.impl("scaled_mask_softmax.dropout", _forward_dropout)
+_random_library.impl("scaled_mask_softmax_.dropout", _forward_in_place_dropout)

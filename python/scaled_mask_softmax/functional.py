@@ -17,12 +17,18 @@ if TYPE_CHECKING:
 
 _forward: Callable[..., torch.Tensor]
 _forward_in_place: Callable[..., None]
+_forward_dropout: Callable[..., torch.Tensor]
+_forward_in_place_dropout: Callable[..., None]
 if _build.NATIVE:
     _forward = torch.ops.scaled_mask_softmax.scaled_mask_softmax.default
     _forward_in_place = torch.ops.scaled_mask_softmax.scaled_mask_softmax_.default
+    _forward_dropout = torch.ops.scaled_mask_softmax.scaled_mask_softmax.dropout
+    _forward_in_place_dropout = torch.ops.scaled_mask_softmax.scaled_mask_softmax_.dropout
 else:
     _forward = _composite.forward
     _forward_in_place = _composite.forward_in_place
+    _forward_dropout = _composite.forward_dropout
+    _forward_in_place_dropout = _composite.forward_in_place_dropout
 
 _INT64_LIMIT = 2**63
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -81,15 +87,9 @@ def _check_types(
             raise TypeError(f"{prefix}{name} is a {type(number).__name__}; expected an int. Use int({name}).")
         if isinstance(number, int) and not -_INT64_LIMIT <= number < _INT64_LIMIT:
             raise ValueError(f"{prefix}{name} is {number}; expected an integer of 64 bits. Use one within x's shape.")
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float, torch.SymFloat)):
         raise TypeError(
             f"{prefix}dropout_p is a {type(dropout_p).__name__}; expected a Python number. Use float(dropout_p)."
-        )
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"{prefix}dropout_p is {dropout_p}; expected a probability, 0 <= dropout_p < 1.")
-    if dropout_p != 0.0:
-        raise NotImplementedError(
-            f"{prefix}dropout_p is not supported yet; expected 0.0. Apply torch.nn.functional.dropout to the result."
         )
 
 
@@ -117,6 +117,8 @@ def scaled_mask_softmax(
     3. ``y = exp(s - m) / (sum(exp(s - m)) + exp(sink[h] - m))`` over each row, m the largest of s and ``sink[h]``; the
        terms of the sink only if one is given.
     4. A row whose ``s`` is -inf everywhere gives zeros, with zero gradients, wherever the -inf came from.
+    5. With ``dropout_p`` = p > 0 each cell of y is kept with probability ``1 - p``, on its own, and then divided by
+       ``1 - p``; the others become 0.
 
     Args:
         x: scores ``[..., Sq, Sk]``, usually ``[B, H, Sq, Sk]``, of rank 1 (one row, Sq = 1) or more; float16, bfloat16,
@@ -144,7 +146,10 @@ def scaled_mask_softmax(
         sink: None, or logits of shape ``[H]``, one for each entry of dimension -3 of x, whose rank is then 3 or more;
             its dtype is x's, or float32 for float16 and bfloat16 x. A sink takes probability without a column of its
             own, so a row sums to less than 1. It is neither scaled nor masked.
-        dropout_p: not supported yet; anything but 0 raises.
+        dropout_p: probability that a cell is dropped, in [0, 1], to the nearest multiple of ``2**-32``; always applied,
+            so pass 0 outside of training. Random numbers are those of torch's default generator of x's device, so
+            ``torch.manual_seed`` repeats them, and a captured CUDA graph draws anew in each replay. Which cells are kept
+            follows from the generator's state and the cell's place in x's shape: not from dtype, strides or values.
 
     Returns:
         Probabilities of x's shape and dtype, contiguous, in memory of their own. A row with a NaN or +inf in a live
@@ -157,7 +162,9 @@ def scaled_mask_softmax(
         row of NaN, live cells get NaN and cells excluded by ``is_causal``, ``window`` or ``key_lengths`` still get 0;
         those excluded by a bool mask get either, as y does not tell them apart. Derivatives of every order, forward
         mode and the transforms of torch.func work, but for transforms of torch.func nested over sink, which raise;
-        what they need beyond the first derivative runs in plain torch operators. The gradient of sink is the sum of
+        what they need beyond the first derivative runs in plain torch operators. With dropout g becomes 0 where a cell
+        was dropped and ``g / (1 - p)`` elsewhere, y being the probabilities before dropout: they are kept for backward
+        beside the seed, and which cells were dropped is computed again. The gradient of sink is the sum of
         ``-p * sum(g * y)`` over the rows of its head, p being what the
         sink takes of the row; that of a float mask is the gradient of s, not scaled, summed over the dimensions in
         which the mask broadcasts.
@@ -167,8 +174,9 @@ def scaled_mask_softmax(
             its annotation's, a tensor or bool as the scale included.
         ValueError: x of rank 0; a mask that does not broadcast or is empty for a non-empty x; key_lengths or a sink of
             another shape; a tensor on another device; a scale that is not finite or not in range; a window below 1; a
-            sparse layout.
-        NotImplementedError: an option or derivative that is not supported yet.
+            sparse layout; dropout_p outside [0, 1].
+        RuntimeError: dropout within ``torch.vmap`` with ``randomness="error"``.
+        NotImplementedError: an option or derivative that is not supported yet, such as dropout of a DTensor.
     """
     if not _build.NATIVE and isinstance(x, torch.Tensor):
         _build.warn_about_composite(x)
@@ -188,10 +196,18 @@ def scaled_mask_softmax(
         return _forward(x, mask, scale, is_causal)
     _check_types(x, mask, scale, is_causal, diagonal, window, key_lengths, sink, dropout_p)
     if _build.NATIVE and _is_sharded(x):  # plain operators bring rules of their own
+        if dropout_p != 0.0:
+            raise NotImplementedError(
+                f"scaled_mask_softmax: dropout_p is {dropout_p:g} for x that is a DTensor; expected 0. Apply "
+                "torch.nn.functional.dropout to the result."
+            )
         from . import _sharding
 
         return _sharding.forward(x, mask, scale, is_causal, diagonal, window, key_lengths, sink)
-    return _forward(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink)
+    options = {"diagonal": diagonal, "window": window, "key_lengths": key_lengths, "sink": sink}
+    if dropout_p == 0.0:
+        return _forward(x, mask, scale, is_causal, **options)
+    return _forward_dropout(x, mask, scale, is_causal, **options, dropout_p=dropout_p)
 
 
 def scaled_mask_softmax_(
@@ -215,6 +231,7 @@ def scaled_mask_softmax_(
         ValueError: also where elements of x may share memory with one another (an expanded tensor), with mask or with
             sink.
         RuntimeError: x is a leaf that requires a gradient, as for every in-place operator of torch.
+        NotImplementedError: dropout where a gradient is needed, which needs the probabilities before dropout.
     """
     if not _build.NATIVE and isinstance(x, torch.Tensor):
         _build.warn_about_composite(x)
@@ -238,5 +255,9 @@ def scaled_mask_softmax_(
             "scaled_mask_softmax: x of the in-place form is a DTensor; expected a plain tensor. Use "
             "scaled_mask_softmax, or x.to_local()."
         )
-    _forward_in_place(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink)
+    options = {"diagonal": diagonal, "window": window, "key_lengths": key_lengths, "sink": sink}
+    if dropout_p == 0.0:
+        _forward_in_place(x, mask, scale, is_causal, **options)
+    else:
+        _forward_in_place_dropout(x, mask, scale, is_causal, **options, dropout_p=dropout_p)
     return x

@@ -43,7 +43,19 @@ class ScaledMaskSoftmax(torch.nn.Module):
         """Return the probabilities of scores x ``[..., Sq, Sk]``."""
         # TorchScript compiles this branch and not the other.
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            y = torch.ops.scaled_mask_softmax.scaled_mask_softmax(
+            if self.training and self.dropout_p != 0.0:
+                return torch.ops.scaled_mask_softmax.scaled_mask_softmax(
+                    x,
+                    mask,
+                    float(self.scale),
+                    self.is_causal,
+                    diagonal=self.diagonal,
+                    window=self.window,
+                    key_lengths=key_lengths,
+                    sink=sink,
+                    dropout_p=float(self.dropout_p),
+                )
+            return torch.ops.scaled_mask_softmax.scaled_mask_softmax(
                 x,
                 mask,
                 float(self.scale),
@@ -53,7 +65,6 @@ class ScaledMaskSoftmax(torch.nn.Module):
                 key_lengths=key_lengths,
                 sink=sink,
             )
-            return torch.nn.functional.dropout(y, self.dropout_p, self.training)
         return scaled_mask_softmax(
             x,
             mask,

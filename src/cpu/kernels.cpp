@@ -179,6 +179,35 @@ void store_statistic(Element element, void* statistic, const RowCursor& row, dou
   }
 }
 
+// Which columns of a row's pieces dropout keeps.
+class DropoutRows {
+ public:
+  DropoutRows(const Dropout& dropout, int64_t columns)
+      : dropout_(dropout), draw_(dropout.active ? draw_of(dropout.random) : Draw{}), fours_(fours_of(columns)) {}
+
+  // Of scratch for as many columns, 0 without dropout.
+  int64_t bytes(int64_t columns) const {
+    return dropout_.active ? (columns + kScratchMultiple - 1) / kScratchMultiple * kScratchMultiple + kScratchMultiple
+                           : 0;
+  }
+
+  // Of columns [begin, end) of the piece whose first column is `first`, of the row at statistic `number`.
+  void keep(int64_t number, int64_t first, int64_t begin, int64_t end, uint8_t* bytes) const {
+    const uint64_t four = static_cast<uint64_t>(dropout_.first_row + number) * static_cast<uint64_t>(fours_) +
+                          static_cast<uint64_t>(first / kFour);
+    row_kernels().keep(draw_, four, dropout_.threshold, begin, end, bytes);
+  }
+
+  bool active() const { return dropout_.active; }
+  double factor() const { return dropout_.factor; }
+  const Draw& draw() const { return draw_; }
+
+ private:
+  const Dropout& dropout_;
+  const Draw draw_;
+  const int64_t fours_;
+};
+
 // The pieces of a row and the two steps over them. Each step must get the scratch of the thread it runs on.
 class ForwardRows {
  public:
@@ -190,11 +219,19 @@ class ForwardRows {
         kernel_(row_kernels().forward[static_cast<int>(problem.element)][static_cast<int>(problem.mask_kind)]),
         element_bytes_(element_bytes(problem.element)),
         mask_bytes_(mask_element_bytes(problem.mask_kind, problem.element)),
-        gathered_(problem.mask_kind != MaskKind::none && problem.mask_column_stride != 1) {}
+        gathered_(problem.mask_kind != MaskKind::none && problem.mask_column_stride != 1),
+        dropout_(problem.dropout, problem.columns) {
+    if (problem.random_state != nullptr) {
+      problem.random_state[0] = static_cast<int64_t>(dropout_.draw().seed);
+      problem.random_state[1] = static_cast<int64_t>(dropout_.draw().offset);
+    }
+  }
 
+  // Scores, then what dropout keeps, then the mask if it has to be gathered.
   void* scratch() const {
     const int64_t columns = std::min(problem_.columns, kPieceColumns);
-    return thread_scratch.reserve(static_cast<size_t>(score_bytes(columns) + (gathered_ ? columns * mask_bytes_ : 0)));
+    return thread_scratch.reserve(static_cast<size_t>(score_bytes(columns) + dropout_.bytes(columns) +
+                                                      (gathered_ ? columns * mask_bytes_ : 0)));
   }
 
   ForwardPiece piece_at(const RowCursor& row, int64_t first, void* scratch) const {
@@ -203,6 +240,8 @@ class ForwardRows {
     piece.mask = offset_pointer(problem_.mask,
                                 (row.offset(kSecond) + first * problem_.mask_column_stride) * mask_bytes_);
     piece.y = offset_pointer(problem_.y, (row.offset(kOutput) + first) * element_bytes_);
+    piece.before_dropout =
+        offset_pointer(problem_.before_dropout, (row.offset(kOutput) + first) * element_bytes_);
     set_columns(piece, problem_.columns, live_columns_of(problem_, row), first);
     if (gathered_) gather_mask(piece, scratch);
     return piece;
@@ -222,14 +261,22 @@ class ForwardRows {
   }
 
   // The second step, given the total over the row, where scratch still holds the piece's exponentials.
-  void store(const ForwardPiece& piece, const ExpSum& total, void* scratch) const {
-    kernel_.store(piece, scratch, total.sum);
+  void store(const ForwardPiece& piece, const RowCursor& row, int64_t first, const ExpSum& total, void* scratch) const {
+    if (!dropout_.active()) {
+      kernel_.store(piece, scratch, total.sum);
+      return;
+    }
+    uint8_t* const kept = static_cast<uint8_t*>(offset_pointer(scratch, score_bytes(piece.columns)));
+    const bool is_nan = total.sum != total.sum;
+    dropout_.keep(row.offset(kStatistic), first, is_nan ? 0 : piece.begin, is_nan ? piece.columns : piece.end, kept);
+    kernel_.store_dropped(piece, scratch, total.sum, {kept, dropout_.factor()});
   }
 
   // The second step where it does not.
-  void reduce_and_store(const ForwardPiece& piece, const ExpSum& total, void* scratch) const {
+  void reduce_and_store(const ForwardPiece& piece, const RowCursor& row, int64_t first, const ExpSum& total,
+                        void* scratch) const {
     if (total.sum > 0) kernel_.exponentials(piece, problem_.scale, &total.maximum, scratch);
-    kernel_.store(piece, scratch, total.sum);
+    store(piece, row, first, total, scratch);
   }
 
   // The row's total, given that over its columns: the sink takes part. Its probability is stored if that is wanted.
@@ -267,7 +314,7 @@ class ForwardRows {
   }
 
   void gather_mask(ForwardPiece& piece, void* scratch) const {
-    void* const target = offset_pointer(scratch, score_bytes(piece.columns));
+    void* const target = offset_pointer(scratch, score_bytes(piece.columns) + dropout_.bytes(piece.columns));
     const auto run = mask_bytes_ == 1   ? gather<uint8_t>
                      : mask_bytes_ == 2 ? gather<uint16_t>
                      : mask_bytes_ == 4 ? gather<uint32_t>
@@ -281,7 +328,12 @@ class ForwardRows {
   const int64_t element_bytes_;
   const int64_t mask_bytes_;
   const bool gathered_;
+  const DropoutRows dropout_;
 };
+
+const BackwardKernel& backward_kernel(Element element, int64_t grad_column_stride, bool dropout) {
+  return row_kernels().backward[static_cast<int>(element)][grad_column_stride == 0 ? 0 : 1][dropout ? 1 : 0];
+}
 
 class BackwardRows {
  public:
@@ -290,18 +342,26 @@ class BackwardRows {
 
   explicit BackwardRows(const Problem& problem)
       : problem_(problem),
-        kernel_(row_kernels().backward[static_cast<int>(problem.element)][problem.grad_column_stride == 0 ? 0 : 1]),
-        element_bytes_(element_bytes(problem.element)) {}
+        kernel_(backward_kernel(problem.element, problem.grad_column_stride, problem.dropout.active)),
+        element_bytes_(element_bytes(problem.element)),
+        dropout_(problem.dropout, problem.columns) {}
 
-  void* scratch() const { return nullptr; }
+  // What dropout keeps.
+  void* scratch() const {
+    if (!dropout_.active()) return nullptr;
+    return thread_scratch.reserve(static_cast<size_t>(dropout_.bytes(std::min(problem_.columns, kPieceColumns))));
+  }
 
-  BackwardPiece piece_at(const RowCursor& row, int64_t first, void*) const {
+  BackwardPiece piece_at(const RowCursor& row, int64_t first, void* scratch) const {
     BackwardPiece piece;
     piece.y = offset_pointer(problem_.y, (row.offset(kInput) + first) * element_bytes_);
     piece.grad = offset_pointer(problem_.grad,
                                 (row.offset(kSecond) + first * problem_.grad_column_stride) * element_bytes_);
     piece.dx = offset_pointer(problem_.dx, (row.offset(kOutput) + first) * element_bytes_);
     set_columns(piece, problem_.columns, live_columns_of(problem_, row), first);
+    uint8_t* const kept = static_cast<uint8_t*>(scratch);
+    piece.kept = kept;
+    if (dropout_.active()) dropout_.keep(row.offset(kStatistic), first, piece.begin, piece.end, kept);
     return piece;
   }
 
@@ -319,11 +379,14 @@ class BackwardRows {
 
   double reduce(const BackwardPiece& piece, void*) const { return kernel_.dot(piece); }
 
-  void store(const BackwardPiece& piece, double total, void*) const {
+  void store(const BackwardPiece& piece, const RowCursor&, int64_t, double total, void*) const {
     if (problem_.dx != nullptr) kernel_.store(piece, problem_.scale, total);
   }
 
-  void reduce_and_store(const BackwardPiece& piece, double total, void*) const { store(piece, total, nullptr); }
+  void reduce_and_store(const BackwardPiece& piece, const RowCursor& row, int64_t first, double total,
+                        void* scratch) const {
+    store(piece, row, first, total, scratch);
+  }
 
   double complete(double total, const RowCursor& row) const {
     store_statistic(problem_.element, problem_.dots, row, total);
@@ -340,6 +403,7 @@ class BackwardRows {
   const Problem& problem_;
   const BackwardKernel kernel_;
   const int64_t element_bytes_;
+  const DropoutRows dropout_;
 };
 
 // Rows of one piece each.
@@ -350,7 +414,7 @@ void run_short_rows(const Direction& direction, const Rows& rows, int64_t begin,
   for (int64_t i = begin; i < end; ++i, row.next()) {
     const auto piece = direction.piece_at(row, 0, scratch);
     direction.prefetch_next(piece);
-    direction.store(piece, direction.complete(direction.reduce(piece, scratch), row), scratch);
+    direction.store(piece, row, 0, direction.complete(direction.reduce(piece, scratch), row), scratch);
   }
 }
 
@@ -368,7 +432,8 @@ void run_long_row(const Direction& direction, const RowCursor& row, typename Dir
   at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
     void* const scratch = direction.scratch();
     for (int64_t i = begin; i < end; ++i) {
-      direction.reduce_and_store(direction.piece_at(row, i * kPieceColumns, scratch), total, scratch);
+      const int64_t first = i * kPieceColumns;
+      direction.reduce_and_store(direction.piece_at(row, first, scratch), row, first, total, scratch);
     }
   });
 }
@@ -421,7 +486,8 @@ void backward(const BackwardProblem& problem) { run<BackwardRows>(problem); }
 
 void mask_gradient(const MaskGradientProblem& problem) {
   const BackwardKernel kernel =
-      row_kernels().backward[static_cast<int>(problem.element)][problem.grad_column_stride == 0 ? 0 : 1];
+      backward_kernel(problem.element, problem.grad_column_stride, problem.dropout.active);
+  const DropoutRows dropout(problem.dropout, problem.columns);
   const int64_t bytes = element_bytes(problem.element);
   const int64_t output_bytes = problem.gradient_float32 ? 4 : bytes;
   Rows mask_rows, summed_rows;
@@ -433,6 +499,7 @@ void mask_gradient(const MaskGradientProblem& problem) {
   const int64_t summed = summed_rows.count();
   at::parallel_for(0, mask_rows.count() * chunks, 1, [&](int64_t begin, int64_t end) {
     std::array<double, kSumColumns> sums;
+    std::array<uint8_t, kSumColumns + kScratchMultiple> kept;
     for (int64_t task = begin; task < end; ++task) {
       const RowCursor outer(mask_rows, task / chunks);
       const int64_t first = task % chunks * kSumColumns;
@@ -449,6 +516,8 @@ void mask_gradient(const MaskGradientProblem& problem) {
         if (piece.begin >= piece.end) continue;
         piece.y = offset_pointer(problem.y, (offset(kInput) + first) * bytes);
         piece.grad = offset_pointer(problem.grad, (offset(kSecond) + first * problem.grad_column_stride) * bytes);
+        piece.kept = kept.data();
+        if (dropout.active()) dropout.keep(offset(kStatistic), first, piece.begin, piece.end, kept.data());
         const void* const dot =
             offset_pointer(problem.dots, offset(kStatistic) * statistic_bytes(problem.element));
         kernel.accumulate(piece,
@@ -456,8 +525,28 @@ void mask_gradient(const MaskGradientProblem& problem) {
                                                               : *static_cast<const float*>(dot),
                           sums.data());
       }
+      if (dropout.active()) {
+        for (double& sum : sums) sum *= dropout.factor();
+      }
       kernel.write(sums.data(), columns, problem.gradient_float32,
                    offset_pointer(problem.gradient, (outer.offset(kOutput) + first) * output_bytes));
+    }
+  });
+}
+
+void dropout_keep(const Dropout& dropout, int64_t rows, int64_t columns, uint8_t* keep) {
+  const DropoutRows of_rows(dropout, columns);
+  const int64_t pieces = piece_count(columns);
+  const int64_t grain = std::max<int64_t>(1, kUnitColumns * kUnitsPerTask / std::min(columns, kPieceColumns));
+  at::parallel_for(0, rows * pieces, grain, [&](int64_t begin, int64_t end) {
+    auto* const kept = static_cast<uint8_t*>(
+        thread_scratch.reserve(static_cast<size_t>(of_rows.bytes(std::min(columns, kPieceColumns)))));
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i % pieces * kPieceColumns;
+      const int64_t count = std::min(columns - first, kPieceColumns);
+      of_rows.keep(i / pieces, first, 0, count, kept);
+      uint8_t* const target = keep + i / pieces * columns + first;
+      for (int64_t column = 0; column < count; ++column) target[column] = kept[column] & 1;
     }
   });
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "../philox.h"
 #include "../problem.h"
 
 namespace sms::cpu {
@@ -16,11 +17,18 @@ inline constexpr int64_t kPieceColumns = 65536;
 // Scratch holds a piece's scores in the compute type, rounded up to this many.
 inline constexpr int64_t kScratchMultiple = 64;
 
+// What dropout keeps of a piece, one byte a column: 0xff, or 0 where it is dropped.
+struct Kept {
+  const uint8_t* bytes;
+  double factor;
+};
+
 // A piece of a row. Pointers are to the piece's first column; all column strides are 1.
 struct ForwardPiece {
   const void* x;
   const void* mask;
   void* y;
+  void* before_dropout;  // null, or for y as it was
   int64_t columns;
   int64_t begin;  // live columns of the piece; 0, 0 where there are none
   int64_t end;
@@ -30,6 +38,7 @@ struct BackwardPiece {
   const void* y;
   const void* grad;  // column stride 1, or 0
   void* dx;
+  const uint8_t* kept;  // as in Kept; for kernels with dropout
   int64_t columns;
   int64_t begin;
   int64_t end;
@@ -46,10 +55,13 @@ struct ForwardKernel {
   ExpSum (*exponentials)(const ForwardPiece& piece, double scale, const double* maximum, void* scratch);
   // Writes the piece of y from scratch, given the sum over the whole row.
   void (*store)(const ForwardPiece& piece, const void* scratch, double sum);
+  // The same with dropout. `kept` tells of live columns; of all where the sum is NaN.
+  void (*store_dropped)(const ForwardPiece& piece, const void* scratch, double sum, const Kept& kept);
   // The number at `address`, a float or an element.
   double (*number)(const void* address, bool is_float32);
 };
 
+// With dropout: grad counts as 0 where a cell was dropped.
 struct BackwardKernel {
   // sum(grad * y) over the piece's cells with y != 0.
   double (*dot)(const BackwardPiece& piece);
@@ -63,8 +75,11 @@ struct BackwardKernel {
 
 struct RowKernels {
   const char* instruction_set;
-  ForwardKernel forward[4][4];    // [Element][MaskKind]
-  BackwardKernel backward[4][2];  // [Element][column stride of grad]
+  ForwardKernel forward[4][4];       // [Element][MaskKind]
+  BackwardKernel backward[4][2][2];  // [Element][column stride of grad][dropout]
+  // Kept's bytes of columns [first, last) of a row whose first four has number `four`, written from bytes[first / 4 * 4]
+  // up to kScratchMultiple past the last.
+  void (*keep)(const Draw& draw, uint64_t four, uint32_t threshold, int64_t first, int64_t last, uint8_t* bytes);
 };
 
 extern const RowKernels kDefaultRows;

@@ -411,6 +411,56 @@ SMS_INLINE double sum_of(int64_t begin, int64_t end, const Term& term) {
   return sum.total();
 }
 
+// ---- Dropout ----
+
+// Products of 32-bit words, lane by lane: those of even and of odd lanes apart.
+struct MultiplyLanes {
+  using Words = Bits<float>;
+  typedef uint64_t Wide __attribute__((vector_size(kVectorBytes)));
+
+  SMS_INLINE Product<Words> operator()(Words a, uint32_t b) const {
+    const Wide even = multiply_low((Wide)a, b);
+    const Wide odd = multiply_low((Wide)a >> 32, b);
+    constexpr uint64_t kHigh = 0xffffffff00000000u;
+    return {(Words)((even >> 32) | (odd & kHigh)), (Words)((even & ~kHigh) | (odd << 32))};
+  }
+
+ private:
+  // Of the lower half of each lane.
+  static SMS_INLINE Wide multiply_low(Wide a, uint64_t b) {
+    const Wide factor = b - Wide{};
+#if defined(__x86_64__) && SMS_VECTOR_BYTES == 64
+    return (Wide)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)factor);
+#elif defined(__x86_64__) && SMS_VECTOR_BYTES == 32
+    return (Wide)_mm256_mul_epu32((__m256i)a, (__m256i)factor);
+#elif defined(__x86_64__)
+    return (Wide)_mm_mul_epu32((__m128i)a, (__m128i)factor);
+#else
+    return (a & 0xffffffffu) * factor;
+#endif
+  }
+};
+
+void keep_columns(const Draw& draw, uint64_t four, uint32_t threshold, int64_t first, int64_t last, uint8_t* bytes) {
+  using Words = Bits<float>;
+  constexpr int kLanes = Simd<float>::kLanes;
+  const auto spread = [](uint32_t value) __attribute__((always_inline)) { return value - Words{}; };
+  Words lane;
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  const uint64_t offset = draw.offset / kFour;
+  for (int64_t column = first / kFour * kFour; column < last; column += kLanes * kFour) {
+    const uint64_t number = four + static_cast<uint64_t>(column / kFour);
+    const Words low = spread(static_cast<uint32_t>(number)) + lane;
+    const Words carry = (Words)(low < lane);  // all bits: minus one
+    Words word[kFour] = {spread(static_cast<uint32_t>(offset)), spread(static_cast<uint32_t>(offset >> 32)), low,
+                         spread(static_cast<uint32_t>(number >> 32)) - carry};
+    philox(word, draw.seed, MultiplyLanes());
+    Words kept = {};  // a lane has the bytes of a four
+    for (int i = 0; i < kFour; ++i) kept |= (Words)(word[i] >= threshold) & (0xffu << (8 * i));
+    memcpy(bytes + column, &kept, sizeof kept);
+  }
+}
+
 // ---- Forward ----
 
 template <bool condition, typename Yes, typename No>
@@ -502,6 +552,37 @@ struct Forward {
     return X::widen(raw)[0];
   }
 
+  // A vector of y with dropout.
+  static SMS_INLINE typename X::Raw dropped(typename X::Raw y, const uint8_t* kept, Vector<Compute> factor) {
+    typename Lanes::Bytes bytes;
+    memcpy(&bytes, kept, sizeof bytes);
+    return X::narrow(widen_bytes<Compute>(bytes) != 0 ? X::widen(y) * factor : Vector<Compute>{});
+  }
+
+  static void store_dropped(const ForwardPiece& piece, const void* scratch, double sum, const Kept& kept) {
+    if (piece.before_dropout != nullptr) {
+      ForwardPiece before = piece;
+      before.y = piece.before_dropout;
+      store_row(before, scratch, sum);
+    }
+    const Compute* const values = static_cast<const Compute*>(scratch);
+    Storage* const y = static_cast<Storage*>(piece.y);
+    if (sum != sum) {
+      for (int64_t column = 0; column < piece.columns; ++column) y[column] = kept.bytes[column] != 0 ? X::kNan : Storage{};
+      return;
+    }
+    const Span<kLanes> span = sum == 0 ? Span<kLanes>(0, 0) : Span<kLanes>(piece.begin, piece.end);
+    const Vector<Compute> normalizer = broadcast(static_cast<Compute>(1 / sum));
+    const Vector<Compute> factor = broadcast(static_cast<Compute>(kept.factor));
+    zero(y, 0, span.begin);
+    for (int64_t column = span.begin; column < span.end; column += kLanes) {
+      Vector<Compute> v;
+      memcpy(&v, values + column, sizeof v);
+      store(y, column, piece.columns, dropped(X::narrow(v * normalizer), kept.bytes + column, factor));
+    }
+    zero(y, span.end, piece.columns);
+  }
+
   static void store_row(const ForwardPiece& piece, const void* scratch, double sum) {
     const Compute* const values = static_cast<const Compute*>(scratch);
     Storage* const y = static_cast<Storage*>(piece.y);
@@ -527,7 +608,7 @@ struct Forward {
 
 // ---- Backward ----
 
-template <Element element, int64_t grad_stride>
+template <Element element, int64_t grad_stride, bool dropout>
 struct Backward {
   using Y = Format<element>;
   using Storage = typename Y::Storage;
@@ -540,17 +621,25 @@ struct Backward {
   };
 
   template <typename Which>
-  static SMS_INLINE Operands operands(const Storage* y, const Storage* grad, int64_t column, Which lanes) {
+  static SMS_INLINE Operands operands(const Storage* y, const Storage* grad, const uint8_t* kept, int64_t column,
+                                      Which lanes) {
     using Raw = typename Y::Raw;
-    return {Y::widen(load<Raw>(y + column, lanes)),
-            Y::widen(grad_stride == 0 ? *grad - Raw{} : load<Raw>(grad + grad_stride * column, lanes))};
+    Operands result = {Y::widen(load<Raw>(y + column, lanes)),
+                       Y::widen(grad_stride == 0 ? *grad - Raw{} : load<Raw>(grad + grad_stride * column, lanes))};
+    if constexpr (dropout) {
+      typename Simd<Compute>::Bytes bytes;
+      memcpy(&bytes, kept + column, sizeof bytes);
+      result.grad = widen_bytes<Compute>(bytes) != 0 ? result.grad : Vector<Compute>{};
+    }
+    return result;
   }
 
   static double dot(const BackwardPiece& piece) {
     const Storage* const y = static_cast<const Storage*>(piece.y);
     const Storage* const grad = static_cast<const Storage*>(piece.grad);
+    const uint8_t* const kept = piece.kept;
     return sum_of<Compute>(piece.begin, piece.end, [=](int64_t column, auto lanes) __attribute__((always_inline)) {
-      const Operands v = operands(y, grad, column, lanes);
+      const Operands v = operands(y, grad, kept, column, lanes);
       return v.y * (v.y == 0 ? Vector<Compute>{} : v.grad);
     });
   }
@@ -564,7 +653,7 @@ struct Backward {
     const Span<kLanes> span(piece.begin, piece.end);
     zero(dx, 0, span.begin);
     const auto store_vector = [&](int64_t column, auto lanes) __attribute__((always_inline)) {
-      const Operands v = operands(y, grad, column, lanes);  // y is 0 in lanes that are not live
+      const Operands v = operands(y, grad, piece.kept, column, lanes);  // y is 0 in lanes that are not live
       const Vector<Compute> gradient = v.y * (v.grad - dot_vector) * scale_vector;
       store(dx, column, piece.columns, Y::narrow(v.y == 0 ? Vector<Compute>{} : gradient));
     };
@@ -581,7 +670,7 @@ struct Backward {
     const Span<kLanes> span(piece.begin, piece.end);
     for (int64_t column = span.begin; column < span.end; column += kLanes) {
       visit_vector<kLanes>(piece.begin, piece.end, column, [&](int64_t at, auto lanes) __attribute__((always_inline)) {
-        const Operands v = operands(y, grad, at, lanes);  // y is 0 in lanes that are not live
+        const Operands v = operands(y, grad, piece.kept, at, lanes);  // y is 0 in lanes that are not live
         const Vector<Compute> gradient = v.y == 0 ? Vector<Compute>{} : v.y * (v.grad - dot_vector);
         const int64_t count = at + kLanes < piece.columns ? kLanes : piece.columns - at;
         for (int64_t i = 0; i < count; ++i) sums[at + i] += gradient[i];
@@ -606,18 +695,19 @@ struct Backward {
 template <Element element, MaskKind mask_kind>
 constexpr ForwardKernel forward_kernel() {
   using Row = Forward<element, mask_kind>;
-  return {Row::exponentials, Row::store_row, Row::number};
+  return {Row::exponentials, Row::store_row, Row::store_dropped, Row::number};
 }
 
-template <Element element, int64_t grad_stride>
+template <Element element, int64_t grad_stride, bool dropout>
 constexpr BackwardKernel backward_kernel() {
-  using Row = Backward<element, grad_stride>;
+  using Row = Backward<element, grad_stride, dropout>;
   return {Row::dot, Row::store_row, Row::accumulate, Row::write};
 }
 
 constexpr RowKernels make_row_kernels(const char* instruction_set) {
   RowKernels kernels = {};
   kernels.instruction_set = instruction_set;
+  kernels.keep = keep_columns;
   const auto fill = [&]<Element element>() {
     const int e = static_cast<int>(element);
     ForwardKernel* const forward = kernels.forward[e];
@@ -627,8 +717,10 @@ constexpr RowKernels make_row_kernels(const char* instruction_set) {
     if constexpr (element_bytes(element) == 2) {
       forward[static_cast<int>(MaskKind::float32)] = forward_kernel<element, MaskKind::float32>();
     }
-    kernels.backward[e][0] = backward_kernel<element, 0>();
-    kernels.backward[e][1] = backward_kernel<element, 1>();
+    kernels.backward[e][0][0] = backward_kernel<element, 0, false>();
+    kernels.backward[e][0][1] = backward_kernel<element, 0, true>();
+    kernels.backward[e][1][0] = backward_kernel<element, 1, false>();
+    kernels.backward[e][1][1] = backward_kernel<element, 1, true>();
   };
   fill.template operator()<Element::float16>();
   fill.template operator()<Element::bfloat16>();

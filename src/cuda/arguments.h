@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "../philox.h"
 #include "../row_math.h"
 #include "row_map.h"
 
@@ -45,6 +46,17 @@ struct Span {
   uintptr_t high;
 };
 
+// Which cells dropout keeps.
+struct DropoutArguments {
+  RandomState random;
+  uint32_t threshold;  // as in Dropout
+  float factor;
+  double factor64;
+  int64_t first_row;
+  int64_t fours;  // in a row
+  RowValues<const char> row_number;  // less first_row; no data
+};
+
 struct ForwardArguments {
   RowMap rows;      // input = x, second = mask, output = y
   const char* x;    // no restrict and no read-only loads: y may be x itself
@@ -66,6 +78,9 @@ struct ForwardArguments {
   PackedScale packed;
   float scale;
   double scale64;
+  DropoutArguments dropout;
+  char* before_dropout;   // null, or where y goes as it was before dropout, laid out and aligned as y
+  int64_t* random_state;  // null, or where seed and offset go
 };
 
 struct BackwardArguments {
@@ -86,6 +101,7 @@ struct BackwardArguments {
   RowValues<char> dots;
   float scale;
   double scale64;
+  DropoutArguments dropout;
 };
 
 struct MaskGradientArguments {
@@ -104,6 +120,8 @@ struct MaskGradientArguments {
   RowValues<const char> key_lengths[2];  // by row of the mask, and by summed row; the data in the first alone
   bool key_lengths_64;
   RowValues<const char> dots[2];
+  DropoutArguments dropout;
+  RowValues<const char> summed_row_number;  // less those of the mask's rows
 };
 
 #if defined(__CUDACC__)

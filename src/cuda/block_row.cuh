@@ -2,6 +2,7 @@
 // is long. The row is read and written once, and read whole before any of it is written. One barrier.
 #pragma once
 
+#include "dropout.cuh"
 #include "segment.cuh"
 #include "sink.cuh"
 #include "team.cuh"
@@ -28,7 +29,7 @@ struct BlockSegment {
   }
 };
 
-template <Element kElement, MaskKind kMask, bool kWhole>
+template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
   using RowScores = Scores<kElement, kMask, kWarpLanes, kBlockVectors>;
@@ -51,12 +52,19 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
                                             threadIdx.x == 0);
   }
   Chunk<16> result[kBlockVectors];
-  scores.normalize(result, exponent.rescale(totals.normalizer, maximum, totals.maximum));
-  store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(arguments.y + segment.place.output + bytes, result,
-                                                        segment.extent, segment.lane);
+  const Real factor = exponent.rescale(totals.normalizer, maximum, totals.maximum);
+  scores.normalize(result, factor);
+  if constexpr (kDropout) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) store_random_state(arguments);
+    store_with_dropout<kElement, kWarpLanes>(result, factor != factor, arguments, segment.place.output + bytes,
+                                             blockIdx.x, segment.start, segment.extent, segment.lane);
+  } else {
+    store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(arguments.y + segment.place.output + bytes, result,
+                                                          segment.extent, segment.lane);
+  }
 }
 
-template <Element kElement, bool kWhole>
+template <Element kElement, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
     block_row_backward(const __grid_constant__ BackwardArguments arguments) {
   using Real = Accumulate<kElement>;
@@ -69,6 +77,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
                                    segment.extent, segment.lane);
   keep_loads_together();
   raw.settle(segment.extent, segment.lane);
+  if constexpr (kDropout) drop(raw, arguments, blockIdx.x, segment.start, segment.extent, segment.lane);
   Real dot = 0;
 #pragma unroll
   for (int k = 0; k < kBlockVectors; ++k) dot = add(dot, raw.dot(k));

@@ -29,24 +29,40 @@ bool whole_rows(const void* base, const Rows& rows, Operand operand, int64_t byt
   return whole;
 }
 
-template <MaskKind kMask>
-cudaError_t dispatch_forward(Element element, const Plan& plan, bool whole, const ForwardArguments& arguments,
-                             cudaStream_t stream) {
+// Calls run(constant element).
+template <typename Run>
+cudaError_t with_element(Element element, const Run& run) {
   switch (element) {
-    case Element::float16: return launch_forward<Element::float16, kMask>(plan, whole, arguments, stream);
-    case Element::bfloat16: return launch_forward<Element::bfloat16, kMask>(plan, whole, arguments, stream);
-    case Element::float32:
-      if constexpr (compiled(Direction::forward, Element::float32, kMask)) {
-        return launch_forward<Element::float32, kMask>(plan, whole, arguments, stream);
-      }
-      break;
-    case Element::float64:
-      if constexpr (compiled(Direction::forward, Element::float64, kMask)) {
-        return launch_forward<Element::float64, kMask>(plan, whole, arguments, stream);
-      }
-      break;
+    case Element::float16: return run(std::integral_constant<Element, Element::float16>{});
+    case Element::bfloat16: return run(std::integral_constant<Element, Element::bfloat16>{});
+    case Element::float32: return run(std::integral_constant<Element, Element::float32>{});
+    case Element::float64: return run(std::integral_constant<Element, Element::float64>{});
   }
   return cudaErrorInvalidValue;
+}
+
+template <MaskKind kMask>
+cudaError_t dispatch_forward(const ForwardProblem& piece, const Plan& plan, bool whole,
+                             const ForwardArguments& arguments, cudaStream_t stream) {
+  return with_element(piece.element, [&](auto element) {
+    if constexpr (compiled(Direction::forward, element, kMask)) {
+      return piece.dropout.active ? launch_forward_dropout<element, mask_for_dropout(kMask)>(plan, arguments, stream)
+                                  : launch_forward<element, kMask>(plan, whole, arguments, stream);
+    } else {
+      return cudaErrorInvalidValue;
+    }
+  });
+}
+
+// `rows`: of which each has its number.
+DropoutArguments dropout_arguments(const Dropout& dropout, const Rows& rows, int64_t columns) {
+  return {dropout.random,
+          dropout.threshold,
+          static_cast<float>(dropout.factor),
+          dropout.factor,
+          dropout.first_row,
+          fours_of(columns),
+          make_row_values<const char>(rows, nullptr, kStatistic, 1)};
 }
 
 // What both directions are given alike.
@@ -65,6 +81,7 @@ Arguments common_arguments(const Plan& plan, const Problem& piece, int second_by
   arguments.key_lengths_64 = piece.key_lengths_64;
   arguments.scale = static_cast<float>(piece.scale);
   arguments.scale64 = piece.scale;
+  arguments.dropout = dropout_arguments(piece.dropout, piece.rows, piece.columns);
   return arguments;
 }
 
@@ -81,6 +98,8 @@ cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStre
   arguments.sink_probability = make_row_values(piece.rows, static_cast<char*>(piece.sink_probability), kStatistic,
                                                statistic_bytes(piece.element));
   arguments.packed = packed_scale(piece.scale);
+  arguments.before_dropout = static_cast<char*>(piece.before_dropout);
+  arguments.random_state = piece.random_state;
   arguments.x_span = span_of(piece.x, piece.rows, kInput, bytes, piece.columns, 1);
   bool whole = whole_rows(piece.x, piece.rows, kInput, bytes, piece.columns, kVectorBytes / bytes) &&
                whole_rows(piece.y, piece.rows, kOutput, bytes, piece.columns, kVectorBytes / bytes);
@@ -90,10 +109,10 @@ cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStre
             whole_rows(piece.mask, piece.rows, kSecond, mask_bytes, piece.columns, kVectorBytes / bytes);
   }
   switch (piece.mask_kind) {
-    case MaskKind::none: return dispatch_forward<MaskKind::none>(piece.element, plan, whole, arguments, stream);
-    case MaskKind::boolean: return dispatch_forward<MaskKind::boolean>(piece.element, plan, whole, arguments, stream);
-    case MaskKind::same: return dispatch_forward<MaskKind::same>(piece.element, plan, whole, arguments, stream);
-    case MaskKind::float32: return dispatch_forward<MaskKind::float32>(piece.element, plan, whole, arguments, stream);
+    case MaskKind::none: return dispatch_forward<MaskKind::none>(piece, plan, whole, arguments, stream);
+    case MaskKind::boolean: return dispatch_forward<MaskKind::boolean>(piece, plan, whole, arguments, stream);
+    case MaskKind::same: return dispatch_forward<MaskKind::same>(piece, plan, whole, arguments, stream);
+    case MaskKind::float32: return dispatch_forward<MaskKind::float32>(piece, plan, whole, arguments, stream);
   }
   return cudaErrorInvalidValue;
 }
@@ -114,13 +133,10 @@ cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStr
                      whole_rows(piece.y, piece.rows, kInput, bytes, piece.columns, per_vector) &&
                      whole_rows(piece.grad, piece.rows, kSecond, bytes, piece.columns, per_vector) &&
                      whole_rows(piece.dx, piece.rows, kOutput, bytes, piece.columns, per_vector);
-  switch (piece.element) {
-    case Element::float16: return launch_backward<Element::float16>(plan, whole, arguments, stream);
-    case Element::bfloat16: return launch_backward<Element::bfloat16>(plan, whole, arguments, stream);
-    case Element::float32: return launch_backward<Element::float32>(plan, whole, arguments, stream);
-    case Element::float64: return launch_backward<Element::float64>(plan, whole, arguments, stream);
-  }
-  return cudaErrorInvalidValue;
+  return with_element(piece.element, [&](auto element) {
+    return piece.dropout.active ? launch_backward_dropout<element>(plan, arguments, stream)
+                                : launch_backward<element>(plan, whole, arguments, stream);
+  });
 }
 
 // The rows along dimensions [begin, end) of a problem.
@@ -156,10 +172,10 @@ cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t 
                                  problem.band.active,
                                  problem.key_lengths != nullptr,
                                  problem.sink != nullptr,
-                                 problem.sink_probability != nullptr};
+                                 problem.sink_probability != nullptr || problem.dropout.active};
   ordered.rows = walk_order(problem.rows, used, masked);
   const Plan plan = choose({Direction::forward, problem.columns, problem.element, problem.mask_kind,
-                            problem.band.active, capability});
+                            problem.band.active, capability, problem.dropout.active});
   return launch_pieces(plan, ordered, stream);
 }
 
@@ -171,10 +187,10 @@ cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_
                                  problem.band.active,
                                  problem.key_lengths != nullptr,
                                  false,
-                                 problem.dots != nullptr};
+                                 problem.dots != nullptr || problem.dropout.active};
   ordered.rows = walk_order(problem.rows, used, false);
   const Plan plan = choose({Direction::backward, problem.columns, problem.element, MaskKind::none,
-                            problem.band.active, capability});
+                            problem.band.active, capability, problem.dropout.active});
   return launch_pieces(plan, ordered, stream);
 }
 
@@ -213,13 +229,16 @@ cudaError_t mask_gradient(const MaskGradientProblem& problem, cudaStream_t strea
     arguments.dots[part] = make_row_values(parts[part], data ? static_cast<const char*>(problem.dots) : nullptr,
                                            kStatistic, statistic_bytes(problem.element));
   }
-  switch (problem.element) {
-    case Element::float16: return launch_mask_gradient<Element::float16>(arguments, stream);
-    case Element::bfloat16: return launch_mask_gradient<Element::bfloat16>(arguments, stream);
-    case Element::float32: return launch_mask_gradient<Element::float32>(arguments, stream);
-    case Element::float64: return launch_mask_gradient<Element::float64>(arguments, stream);
-  }
-  return cudaErrorInvalidValue;
+  arguments.dropout = dropout_arguments(problem.dropout, parts[0], problem.columns);
+  arguments.summed_row_number = make_row_values<const char>(parts[1], nullptr, kStatistic, 1);
+  return with_element(problem.element, [&](auto element) {
+    return problem.dropout.active ? launch_mask_gradient<element, true>(arguments, stream)
+                                  : launch_mask_gradient<element, false>(arguments, stream);
+  });
+}
+
+cudaError_t dropout_keep(const Dropout& dropout, int64_t rows, int64_t columns, uint8_t* keep, cudaStream_t stream) {
+  return launch_keep(dropout_arguments(dropout, Rows{}, columns), rows, columns, keep, stream);
 }
 
 }  // namespace sms::cuda

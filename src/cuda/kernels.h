@@ -13,6 +13,9 @@ cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t 
 cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_t stream);
 cudaError_t mask_gradient(const MaskGradientProblem& problem, cudaStream_t stream);
 
+// One byte a cell, dense: 1 where dropout keeps it.
+cudaError_t dropout_keep(const Dropout& dropout, int64_t rows, int64_t columns, uint8_t* keep, cudaStream_t stream);
+
 // Whether mask_gradient() takes the problem: few dimensions, and rows that 32 bits count.
 bool fits(const MaskGradientProblem& problem);
 

@@ -39,21 +39,22 @@ cudaError_t launch(void (*kernel)(Arguments), const Plan& plan, const Arguments&
 }
 
 // Calls visit(constant I) for every index I of the shapes that are compiled for the element.
-template <Element kElement, size_t... I, typename Visit>
+template <Element kElement, bool kDropout, size_t... I, typename Visit>
 void for_each_warp_shape(std::index_sequence<I...>, const Visit& visit) {
   const auto one = [&](auto index) {
-    if constexpr (compiled(kElement, kWarpShapes[index])) visit(index);
+    constexpr WarpShape shape = kWarpShapes[index];
+    if constexpr (kDropout ? compiled_for_dropout(kElement, shape) : compiled(kElement, shape)) visit(index);
   };
   (one(std::integral_constant<size_t, I>{}), ...);
 }
 
 // The kernel of `plan`, null if there is none; warp_rows(I) is that of shape I.
-template <Element kElement, typename Kernel, typename WarpRows>
+template <Element kElement, bool kDropout, typename Kernel, typename WarpRows>
 Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, Kernel shared_row, Kernel stream_row) {
   Kernel kernel = nullptr;
   switch (plan.strategy) {
     case Strategy::warp_rows:
-      for_each_warp_shape<kElement>(std::make_index_sequence<std::size(kWarpShapes)>{}, [&](auto index) {
+      for_each_warp_shape<kElement, kDropout>(std::make_index_sequence<std::size(kWarpShapes)>{}, [&](auto index) {
         constexpr WarpShape shape = kWarpShapes[index];
         if (plan.lanes == shape.lanes && plan.vectors == shape.vectors && plan.rows == shape.rows) {
           kernel = warp_rows(index);
@@ -63,57 +64,95 @@ Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, 
     case Strategy::block_row: kernel = block_row; break;
     case Strategy::shared_row: kernel = shared_row; break;
     case Strategy::stream_row: kernel = stream_row; break;
-    case Strategy::sum_rows: break;  // has arguments of its own
+    case Strategy::sum_rows:
+    case Strategy::keep_rows: break;  // have arguments of their own
   }
   return kernel;
 }
 
-template <Element kElement, MaskKind kMask, bool kWhole>
+template <Element kElement, Strategy kStrategy, bool kDropout>
+inline constexpr bool kExists = !kDropout || compiled_for_dropout(kElement, kStrategy);
+
+template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
 auto forward_kernel(const Plan& plan) {
   using Kernel = void (*)(ForwardArguments);
   const auto warp_rows = [](auto index) -> Kernel {
     constexpr WarpShape shape = kWarpShapes[index];
-    return warp_rows_forward<kElement, kMask, shape.lanes, shape.vectors, shape.rows, kWhole>;
+    return warp_rows_forward<kElement, kMask, shape.lanes, shape.vectors, shape.rows, kWhole, kDropout>;
   };
-  const Kernel block_row = block_row_forward<kElement, kMask, kWhole>;
-  const Kernel shared_row = shared_row_forward<kElement, kMask, kWhole>;
-  const Kernel stream_row = stream_row_forward<kElement, kMask, kWhole>;
-  return kernel_of<kElement>(plan, warp_rows, block_row, shared_row, stream_row);
+  Kernel block_row = nullptr;
+  Kernel shared_row = nullptr;
+  if constexpr (kExists<kElement, Strategy::block_row, kDropout>) {
+    block_row = block_row_forward<kElement, kMask, kWhole, kDropout>;
+  }
+  if constexpr (kExists<kElement, Strategy::shared_row, kDropout>) {
+    shared_row = shared_row_forward<kElement, kMask, kWhole>;
+  }
+  const Kernel stream_row = stream_row_forward<kElement, kMask, kWhole, kDropout>;
+  return kernel_of<kElement, kDropout>(plan, warp_rows, block_row, shared_row, stream_row);
 }
 
-template <Element kElement, bool kWhole>
+template <Element kElement, bool kWhole, bool kDropout>
 auto backward_kernel(const Plan& plan) {
   using Kernel = void (*)(BackwardArguments);
   const auto warp_rows = [](auto index) -> Kernel {
     constexpr WarpShape shape = kWarpShapes[index];
-    return warp_rows_backward<kElement, shape.lanes, shape.vectors, shape.rows, kWhole>;
+    return warp_rows_backward<kElement, shape.lanes, shape.vectors, shape.rows, kWhole, kDropout>;
   };
-  const Kernel block_row = block_row_backward<kElement, kWhole>;
-  const Kernel shared_row = shared_row_backward<kElement, kWhole>;
-  const Kernel stream_row = stream_row_backward<kElement, kWhole>;
-  return kernel_of<kElement>(plan, warp_rows, block_row, shared_row, stream_row);
+  Kernel block_row = nullptr;
+  Kernel shared_row = nullptr;
+  if constexpr (kExists<kElement, Strategy::block_row, kDropout>) {
+    block_row = block_row_backward<kElement, kWhole, kDropout>;
+  }
+  if constexpr (kExists<kElement, Strategy::shared_row, kDropout>) {
+    shared_row = shared_row_backward<kElement, kWhole>;
+  }
+  const Kernel stream_row = stream_row_backward<kElement, kWhole, kDropout>;
+  return kernel_of<kElement, kDropout>(plan, warp_rows, block_row, shared_row, stream_row);
 }
 
 template <Element kElement, MaskKind kMask>
-cudaError_t launch_forward(const Plan& plan, bool whole, const ForwardArguments& arguments, cudaStream_t stream) {
-  constexpr bool kWhole = has_whole_kernels(kElement);
-  const auto kernel = kWhole && whole ? forward_kernel<kElement, kMask, kWhole>(plan)
-                                      : forward_kernel<kElement, kMask, false>(plan);
+cudaError_t launch_forward(void (*kernel)(ForwardArguments), const Plan& plan, const ForwardArguments& arguments,
+                           cudaStream_t stream) {
   if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
   const bool shared = plan.strategy == Strategy::shared_row;
   return launch(kernel, plan, arguments,
                 shared ? shared_bytes(Direction::forward, kElement, kMask, plan.block_columns) : 0, stream);
 }
 
-template <Element kElement>
-cudaError_t launch_backward(const Plan& plan, bool whole, const BackwardArguments& arguments, cudaStream_t stream) {
+template <Element kElement, MaskKind kMask>
+cudaError_t launch_forward(const Plan& plan, bool whole, const ForwardArguments& arguments, cudaStream_t stream) {
   constexpr bool kWhole = has_whole_kernels(kElement);
-  const auto kernel = kWhole && whole ? backward_kernel<kElement, kWhole>(plan)
-                                      : backward_kernel<kElement, false>(plan);
+  const auto kernel = kWhole && whole ? forward_kernel<kElement, kMask, kWhole, false>(plan)
+                                      : forward_kernel<kElement, kMask, false, false>(plan);
+  return launch_forward<kElement, kMask>(kernel, plan, arguments, stream);
+}
+
+template <Element kElement, MaskKind kMask>
+cudaError_t launch_forward_dropout(const Plan& plan, const ForwardArguments& arguments, cudaStream_t stream) {
+  return launch_forward<kElement, kMask>(forward_kernel<kElement, kMask, false, true>(plan), plan, arguments, stream);
+}
+
+template <Element kElement>
+cudaError_t launch_backward(void (*kernel)(BackwardArguments), const Plan& plan, const BackwardArguments& arguments,
+                            cudaStream_t stream) {
   if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
   const bool shared = plan.strategy == Strategy::shared_row;
   return launch(kernel, plan, arguments,
                 shared ? shared_bytes(Direction::backward, kElement, MaskKind::none, plan.block_columns) : 0, stream);
+}
+
+template <Element kElement>
+cudaError_t launch_backward(const Plan& plan, bool whole, const BackwardArguments& arguments, cudaStream_t stream) {
+  constexpr bool kWhole = has_whole_kernels(kElement);
+  const auto kernel = kWhole && whole ? backward_kernel<kElement, kWhole, false>(plan)
+                                      : backward_kernel<kElement, false, false>(plan);
+  return launch_backward<kElement>(kernel, plan, arguments, stream);
+}
+
+template <Element kElement>
+cudaError_t launch_backward_dropout(const Plan& plan, const BackwardArguments& arguments, cudaStream_t stream) {
+  return launch_backward<kElement>(backward_kernel<kElement, false, true>(plan), plan, arguments, stream);
 }
 
 }  // namespace sms::cuda

@@ -3,12 +3,13 @@
 // same in every run. Every element of y and grad is read once.
 #pragma once
 
+#include "dropout.cuh"
 #include "reduce.cuh"
 #include "segment.cuh"
 
 namespace sms::cuda {
 
-template <Element kElement>
+template <Element kElement, bool kDropout>
 __global__ void __launch_bounds__(kMaskGradientThreads)
     sum_rows_mask_gradient(const __grid_constant__ MaskGradientArguments arguments) {
   using Real = Accumulate<kElement>;
@@ -40,13 +41,21 @@ __global__ void __launch_bounds__(kMaskGradientThreads)
         arguments, arguments.y + place.input + summed.input + start * kBytes,
         arguments.grad + place.second + summed.second + (arguments.grad_expanded ? 0 : start * kBytes), extent, lane);
     raw.settle(extent, lane);
+    Real factor = 1;
+    if constexpr (kDropout) {
+      const int64_t number = arguments.dropout.first_row +
+                             arguments.mask_rows.offset(arguments.dropout.row_number, mask_row) +
+                             arguments.summed_rows.offset(arguments.summed_row_number, row);
+      drop_gradients(raw, RowDropout(arguments.dropout, number), start, extent, lane);
+      factor = dropout_factor<Real>(arguments.dropout);
+    }
     const Real dot =
         *reinterpret_cast<const Real*>(dots + arguments.summed_rows.offset(arguments.dots[1], row));
     Real probability[kCount], gradient[kCount];
     unpack<kElement>(raw.y[0][0], probability);
     unpack<kElement>(raw.grad[0][0], gradient);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] += score_gradient(probability[i], gradient[i], dot, Real{1});
+    for (int i = 0; i < kCount; ++i) sum[i] += score_gradient(probability[i], gradient[i], dot, factor);
   }
 
   __shared__ Real shared[kMaskGradientThreads / kWarpLanes][kLength];
@@ -64,12 +73,12 @@ __global__ void __launch_bounds__(kMaskGradientThreads)
   }
 }
 
-template <Element kElement>
+template <Element kElement, bool kDropout>
 cudaError_t launch_mask_gradient(const MaskGradientArguments& arguments, cudaStream_t stream) {
   // No more warps than rows to sum.
   const uint32_t warps = std::min<uint32_t>(kMaskGradientThreads / kWarpLanes, arguments.summed_rows.rows);
   void* parameters[] = {const_cast<MaskGradientArguments*>(&arguments)};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(sum_rows_mask_gradient<kElement>),
+  return cudaLaunchKernel(reinterpret_cast<const void*>(sum_rows_mask_gradient<kElement, kDropout>),
                           dim3(arguments.mask_rows.rows * arguments.tiles), dim3(warps * kWarpLanes), parameters, 0,
                           stream);
 }

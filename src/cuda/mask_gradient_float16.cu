@@ -3,6 +3,6 @@
 
 namespace sms::cuda {
 
-template cudaError_t launch_mask_gradient<Element::float16>(const MaskGradientArguments&, cudaStream_t);
+template cudaError_t launch_mask_gradient<Element::float16, false>(const MaskGradientArguments&, cudaStream_t);
 
 }  // namespace sms::cuda

@@ -3,6 +3,6 @@
 
 namespace sms::cuda {
 
-template cudaError_t launch_mask_gradient<Element::float32>(const MaskGradientArguments&, cudaStream_t);
+template cudaError_t launch_mask_gradient<Element::float32, false>(const MaskGradientArguments&, cudaStream_t);
 
 }  // namespace sms::cuda

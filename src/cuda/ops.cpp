@@ -1,5 +1,6 @@
 #if defined(SMS_WITH_CUDA)
 
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -7,6 +8,7 @@
 
 #include <array>
 #include <atomic>
+#include <mutex>
 
 #include "../kernels_for_device.h"
 #include "kernels.h"
@@ -65,6 +67,22 @@ struct CudaLaunch {
     const c10::cuda::CUDAGuard guard(y.device());
     check_launch(cuda::mask_gradient(problem, c10::cuda::getCurrentCUDAStream()), current_capability());
   }
+  static void dropout_keep(const Dropout& dropout, int64_t rows, int64_t columns, uint8_t* keep, const at::Tensor& x) {
+    const c10::cuda::CUDAGuard guard(x.device());
+    check_launch(cuda::dropout_keep(dropout, rows, columns, keep, c10::cuda::getCurrentCUDAStream()),
+                 current_capability());
+  }
+  // One number of each subsequence: a cell's four has one of its own. While a graph is captured the state lies on the
+  // device, where each replay finds another offset.
+  static RandomState random_state(const at::Tensor& x) {
+    const c10::cuda::CUDAGuard guard(x.device());
+    at::Generator generator = at::cuda::detail::getDefaultCUDAGenerator(x.get_device());
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    const at::PhiloxCudaState state =
+        at::check_generator<at::CUDAGeneratorImpl>(generator)->philox_cuda_state(/*increment=*/4);
+    if (!state.captured_) return {state.seed_.val, state.offset_.val};
+    return {0, state.offset_intragraph_, state.seed_.ptr, state.offset_.ptr};
+  }
 };
 
 }  // namespace
@@ -86,6 +104,8 @@ struct NoCudaLaunch {
   static void forward(const ForwardProblem&, const at::Tensor&) { refuse(); }
   static void backward(const BackwardProblem&, const at::Tensor&) { refuse(); }
   static void mask_gradient(const MaskGradientProblem&, const at::Tensor&) { refuse(); }
+  static void dropout_keep(const Dropout&, int64_t, int64_t, uint8_t*, const at::Tensor&) { refuse(); }
+  static RandomState random_state(const at::Tensor&) { refuse(); }
   [[noreturn]] static void refuse() {
     TORCH_CHECK_NOT_IMPLEMENTED(false,
                                 "scaled_mask_softmax: x is on a CUDA device; this wheel was built without CUDA and "

@@ -18,6 +18,7 @@ enum class Strategy : uint8_t {
   shared_row,  // a block, or a cluster of blocks, holds a row in shared memory
   stream_row,  // a block reads a row twice: once for maximum and sum, once for the result
   sum_rows,    // a block sums a tile of many rows: the gradient of a mask, for which there is no other
+  keep_rows,   // a thread takes four columns: which cells dropout keeps, as a tensor, for which there is no other
 };
 
 inline constexpr int kVectorBytes = 16;  // one load or store of a lane
@@ -99,6 +100,20 @@ constexpr bool compiled(Direction direction, Element element, MaskKind mask) {
   return mask != MaskKind::float32 || element_bytes(element) == 2;
 }
 
+// Dropout has kernels of its own, so that the others carry no random numbers, and few of them: they wait for arithmetic
+// (five multiplications an element), which neither whole vectors nor more shapes would shorten. None for whole rows; two
+// shapes of warp_rows; no mask goes as a boolean one; rows past block_row are streamed, and so are all but the shortest
+// of float64.
+constexpr bool compiled_for_dropout(Element element, const WarpShape& shape) {
+  const int capacity = shape.lanes * shape.vectors;
+  return capacity == 128 || (capacity == 32 && element != Element::float64);
+}
+constexpr bool compiled_for_dropout(Element element, Strategy strategy) {
+  if (strategy == Strategy::block_row) return element != Element::float64;
+  return strategy != Strategy::shared_row;
+}
+constexpr MaskKind mask_for_dropout(MaskKind mask) { return mask == MaskKind::none ? MaskKind::boolean : mask; }
+
 // Rows that are whole vectors at vector boundaries have kernels of their own, with the same arithmetic and half the
 // instructions (vectors.cuh); not for float64.
 constexpr bool has_whole_kernels(Element element) { return element != Element::float64; }
@@ -111,6 +126,7 @@ struct Question {
   MaskKind mask;   // none for backward, which never sees the mask
   bool band;       // exclusions by position
   int capability;  // 10 * major + minor; decides what fits shared memory
+  bool dropout = false;
 };
 
 struct Plan {
@@ -151,16 +167,21 @@ inline Plan choose(const Question& question) {
   const int per_vector = kVectorBytes / element_bytes(question.element);
   const int64_t vectors = (question.columns - 1) / per_vector + 1;
   for (const WarpShape& shape : kWarpShapes) {
-    if (compiled(question.element, shape) && vectors <= shape.lanes * shape.vectors) {
+    const bool exists =
+        question.dropout ? compiled_for_dropout(question.element, shape) : compiled(question.element, shape);
+    if (exists && vectors <= shape.lanes * shape.vectors) {
       return {Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, kWarpRowsThreads, 1, 0};
     }
   }
   const int64_t warps = (vectors - 1) / (kWarpLanes * kBlockVectors) + 1;
-  if (warps <= kBlockThreads / kWarpLanes) {
+  const auto exists = [&](Strategy strategy) {
+    return !question.dropout || compiled_for_dropout(question.element, strategy);
+  };
+  if (warps <= kBlockThreads / kWarpLanes && exists(Strategy::block_row)) {
     const int lanes = static_cast<int>(warps) * kWarpLanes;
     return {Strategy::block_row, lanes, kBlockVectors, 1, lanes, 1, 0};
   }
-  const Plan shared = choose_shared(question);
+  const Plan shared = exists(Strategy::shared_row) ? choose_shared(question) : Plan{};
   if (shared.block_columns > 0) return shared;
   return {Strategy::stream_row, kStreamThreads, kStreamVectors, 1, kStreamThreads, 1, 0};
 }
@@ -172,6 +193,7 @@ constexpr const char* name(Strategy strategy) {
     case Strategy::shared_row: return "shared_row";
     case Strategy::stream_row: return "stream_row";
     case Strategy::sum_rows: return "sum_rows";
+    case Strategy::keep_rows: return "keep_rows";
   }
   return "";
 }
@@ -192,10 +214,13 @@ struct Kernel {
   int lanes;    // template argument of warp_rows, 0 for the others
   int vectors;  // template argument of warp_rows, 0 for the others
   int rows;     // template argument of warp_rows, 0 for the others
-  bool whole;   // template argument
+  bool whole;    // template argument
+  bool dropout;  // template argument of all but shared_row
 
-  // How the name of its symbol in a cubin begins (Itanium mangling of sms::cuda::<strategy>_<direction><...>).
+  // How the name of its symbol in a cubin begins (Itanium mangling of sms::cuda::<strategy>_<direction><...>); that of
+  // keep_rows is no template.
   std::string symbol_prefix() const {
+    if (strategy == Strategy::keep_rows) return "_ZN3sms4cuda9keep_rowsE";
     const auto integer = [](int value) { return "Li" + std::to_string(value) + "E"; };
     const auto enumerator = [](const std::string& type, int value) {
       return "LNS_" + std::to_string(type.size()) + type + "E" + std::to_string(value) + "E";
@@ -207,6 +232,7 @@ struct Kernel {
     if (direction == Direction::forward) arguments += enumerator("MaskKind", static_cast<int>(mask));
     if (strategy == Strategy::warp_rows) arguments += integer(lanes) + integer(vectors) + integer(rows);
     if (strategy != Strategy::sum_rows) arguments += whole ? "Lb1E" : "Lb0E";
+    if (strategy != Strategy::shared_row) arguments += dropout ? "Lb1E" : "Lb0E";
     return "_ZN3sms4cuda" + std::to_string(function.size()) + function + "I" + arguments + "EE";
   }
 };
@@ -223,18 +249,31 @@ inline std::vector<Kernel> all_kernels() {
           for (const WarpShape& shape : kWarpShapes) {
             if (!compiled(element, shape)) continue;
             kernels.push_back(
-                {direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, whole});
+                {direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, whole, false});
           }
-          kernels.push_back({direction, element, mask, Strategy::block_row, 0, 0, 0, whole});
-          kernels.push_back({direction, element, mask, Strategy::shared_row, 0, 0, 0, whole});
-          kernels.push_back({direction, element, mask, Strategy::stream_row, 0, 0, 0, whole});
+          for (const Strategy strategy : {Strategy::block_row, Strategy::shared_row, Strategy::stream_row}) {
+            kernels.push_back({direction, element, mask, strategy, 0, 0, 0, whole, false});
+          }
+        }
+        if (direction == Direction::forward && mask_for_dropout(mask) != mask) continue;
+        for (const WarpShape& shape : kWarpShapes) {
+          if (!compiled_for_dropout(element, shape)) continue;
+          kernels.push_back(
+              {direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, false, true});
+        }
+        for (const Strategy strategy : {Strategy::block_row, Strategy::shared_row, Strategy::stream_row}) {
+          if (!compiled_for_dropout(element, strategy)) continue;
+          kernels.push_back({direction, element, mask, strategy, 0, 0, 0, false, true});
         }
       }
     }
   }
   for (const Element element : {Element::float16, Element::bfloat16, Element::float32, Element::float64}) {
-    kernels.push_back({Direction::backward, element, MaskKind::none, Strategy::sum_rows, 0, 0, 0, false});
+    for (const bool dropout : {false, true}) {
+      kernels.push_back({Direction::backward, element, MaskKind::none, Strategy::sum_rows, 0, 0, 0, false, dropout});
+    }
   }
+  kernels.push_back({Direction::backward, Element::float32, MaskKind::none, Strategy::keep_rows, 0, 0, 0, false, true});
   return kernels;
 }
 

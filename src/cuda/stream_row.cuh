@@ -5,6 +5,7 @@
 // brings along are shifted out).
 #pragma once
 
+#include "dropout.cuh"
 #include "segment.cuh"
 #include "sink.cuh"
 #include "team.cuh"
@@ -39,7 +40,7 @@ struct Chunks {
   }
 };
 
-template <Element kElement, MaskKind kMask, bool kWhole>
+template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kStreamThreads)
     stream_row_forward(const __grid_constant__ ForwardArguments arguments) {
   using RowScores = Scores<kElement, kMask, kWarpLanes, kStreamVectors>;
@@ -80,6 +81,9 @@ __global__ void __launch_bounds__(kStreamThreads)
     totals.normalizer = with_sink<kElement>(arguments, blockIdx.x, exponent.score(totals.maximum), totals.normalizer,
                                             threadIdx.x == 0);
   }
+  if constexpr (kDropout) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) store_random_state(arguments);
+  }
 
 #pragma unroll 1
   for (int64_t chunk = chunks.count - 1; chunk >= 0; --chunk) {
@@ -94,11 +98,16 @@ __global__ void __launch_bounds__(kStreamThreads)
     scores.exponentiate(totals.maximum, exponent, extent, lane);
     Chunk<16> result[kStreamVectors];
     scores.normalize(result, totals.normalizer);
-    store_vectors<kWarpLanes, kWhole, kBytes>(y + start * kBytes, result, extent, lane);
+    if constexpr (kDropout) {
+      store_with_dropout<kElement, kWarpLanes>(result, totals.normalizer != totals.normalizer, arguments,
+                                               place.output + start * kBytes, blockIdx.x, start, extent, lane);
+    } else {
+      store_vectors<kWarpLanes, kWhole, kBytes>(y + start * kBytes, result, extent, lane);
+    }
   }
 }
 
-template <Element kElement, bool kWhole>
+template <Element kElement, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kStreamThreads)
     stream_row_backward(const __grid_constant__ BackwardArguments arguments) {
   using Real = Accumulate<kElement>;
@@ -121,6 +130,7 @@ __global__ void __launch_bounds__(kStreamThreads)
     RawGradients<kElement, kWarpLanes, kStreamVectors, kWhole> raw;
     raw.template load<Cache::keep>(arguments, y + start * kBytes, grad + start * grad_stride, extent, lane);
     raw.settle(extent, lane);
+    if constexpr (kDropout) drop(raw, arguments, blockIdx.x, start, extent, lane);
     Real part = 0;
 #pragma unroll
     for (int k = 0; k < kStreamVectors; ++k) part = add(part, raw.dot(k));
@@ -141,6 +151,7 @@ __global__ void __launch_bounds__(kStreamThreads)
     RawGradients<kElement, kWarpLanes, kStreamVectors, kWhole> raw;
     raw.template load<Cache::stream>(arguments, y + start * kBytes, grad + start * grad_stride, extent, lane);
     raw.settle(extent, lane);
+    if constexpr (kDropout) drop(raw, arguments, blockIdx.x, start, extent, lane);
     Chunk<16> result[kStreamVectors];
 #pragma unroll
     for (int k = 0; k < kStreamVectors; ++k) result[k] = raw.result(k, dot, scale_of<Real>(arguments));

@@ -354,7 +354,8 @@ __device__ __forceinline__ void load_strided(typename S::Piece (&out)[kVectors][
                                              int64_t column_stride, const Extent& segment_extent, int first, int lane) {
   if (column_stride == 0) {
     typename S::Piece filled;
-    if (segment_extent.begin < segment_extent.end) {
+    // Null: a boolean mask that excludes nothing.
+    if (segment_base != nullptr && segment_extent.begin < segment_extent.end) {
       filled = load_filled<kElementBytes, S::kChunkBytes>(segment_base);
     }
 #pragma unroll

@@ -2,6 +2,7 @@
 // written once, and read whole before any of it is written.
 #pragma once
 
+#include "dropout.cuh"
 #include "reduce.cuh"
 #include "segment.cuh"
 #include "sink.cuh"
@@ -49,7 +50,7 @@ struct GroupRows {
   }
 };
 
-template <Element kElement, MaskKind kMask, int kLanes, int kVectors, int kRows, bool kWhole>
+template <Element kElement, MaskKind kMask, int kLanes, int kVectors, int kRows, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kWarpRowsThreads)
     warp_rows_forward(const __grid_constant__ ForwardArguments arguments) {
   using RowScores = Scores<kElement, kMask, kLanes, kVectors>;
@@ -90,11 +91,18 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
     }
     Chunk<16> result[kVectors];
     scores[r].normalize(result, factor);
-    store_vectors<kLanes, kWhole, kBytesOf<kElement>>(arguments.y + rows.place[r].output, result, rows.extent[r], lane);
+    if constexpr (kDropout) {
+      if (rows.number(r) == 0 && lane == 0) store_random_state(arguments);
+      store_with_dropout<kElement, kLanes>(result, factor != factor, arguments, rows.place[r].output, rows.number(r), 0,
+                                           rows.extent[r], lane);
+    } else {
+      store_vectors<kLanes, kWhole, kBytesOf<kElement>>(arguments.y + rows.place[r].output, result, rows.extent[r],
+                                                        lane);
+    }
   }
 }
 
-template <Element kElement, int kLanes, int kVectors, int kRows, bool kWhole>
+template <Element kElement, int kLanes, int kVectors, int kRows, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kWarpRowsThreads)
     warp_rows_backward(const __grid_constant__ BackwardArguments arguments) {
   using Real = Accumulate<kElement>;
@@ -114,6 +122,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     raw[r].settle(rows.extent[r], lane);
+    if constexpr (kDropout) drop(raw[r], arguments, rows.number(r), 0, rows.extent[r], lane);
     dot[r] = 0;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) dot[r] = add(dot[r], raw[r].dot(k));

@@ -82,8 +82,8 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         mask = self._mask(key_padding_mask, None if causal else attn_mask, batch, query.dtype)
         if mask is not None and appended:
             mask = functional.pad(mask, (0, appended))
-        weights = scaled_mask_softmax(query @ key.mT, mask, self.head_dim**-0.5, causal)
-        weights = functional.dropout(weights, self.dropout, self.training)
+        dropout_p = self.dropout if self.training else 0.0
+        weights = scaled_mask_softmax(query @ key.mT, mask, self.head_dim**-0.5, causal, dropout_p=dropout_p)
         output = self.out_proj((weights @ value).transpose(1, 2).reshape(batch, queries, self.embed_dim))
         if average_attn_weights:
             weights = weights.mean(1)

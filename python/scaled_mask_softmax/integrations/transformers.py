@@ -75,6 +75,13 @@ def attention_forward(
         mask = ~attention_mask
     else:
         mask = attention_mask.to(scores.dtype)
-    weights = scaled_mask_softmax(scores, mask, scale, causal, diagonal=columns - queries if causal else 0, sink=s_aux)
-    weights = torch.nn.functional.dropout(weights, dropout, module.training)
+    weights = scaled_mask_softmax(
+        scores,
+        mask,
+        scale,
+        causal,
+        diagonal=columns - queries if causal else 0,
+        sink=s_aux,
+        dropout_p=dropout if module.training else 0.0,
+    )
     return mixed(weights, value), weights
