@@ -21,14 +21,15 @@ from checks import (
     DTYPES,
     DTYPES_AND_KINDS,
     SIXTEEN_BIT,
+    assert_are_gradients,
     assert_is_forward,
     assert_within,
-    mask_kinds,
     normal,
     random_mask,
     same_bits,
     short,
 )
+from test_properties import calls
 from test_thresholds import capability, short_name, switches
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -312,19 +313,7 @@ def verify(
     expected = oracle.backward(of_y, y, scale, **options)
     bound = tolerances.backward_bound(x.dtype, scale, of_y, y, expected)
     assert_within(gradients["x"], expected, bound, "backward")
-    scores, _ = oracle.scores(x, mask, scale, **options)
-    exact, sink_probability = oracle.softmax_with_sink(scores, sink)
-    sizes = scores if sink is None else torch.cat([scores, oracle.column_of_sinks(x, sink)], dim=-1)
-    cell = tolerances.gradient_bound(x.dtype, 1.0, of_y, sizes)
-    if mask is not None and "mask" in leaves:
-        expected, share = oracle.mask_backward(of_y, exact, mask, **options)
-        bound = cell.max() * share + torch.finfo(mask.dtype).eps * expected.abs()
-        assert_within(gradients["mask"], expected, bound, "the mask's gradient")
-    if sink is not None:
-        expected = oracle.sink_backward(of_y, exact, sink_probability)
-        rows = cell.squeeze(-1) + tolerances.smallest(x.dtype)
-        rounding = torch.finfo(sink.dtype).eps * expected.abs()
-        assert_within(gradients["sink"], expected, rows.movedim(-2, 0).flatten(1).sum(dim=1) + rounding, "the sink's")
+    assert_are_gradients(gradients, of_y, x, mask, scale, sink=sink, **options)
     return result, gradients["x"]
 
 
@@ -439,29 +428,11 @@ def test_ranks_and_empty_shapes(device: str, shape: tuple[int, ...]) -> None:
         assert torch.equal(before, torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state())
 
 
-@hypothesis.given(st.data())
-def test_any_arguments(data: st.DataObject) -> None:
-    device = data.draw(st.sampled_from(["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]))
-    dtype = data.draw(st.sampled_from(DTYPES))
-    rank = data.draw(st.integers(1, 5))
-    shape = [data.draw(st.integers(1, 4)) for _ in range(rank - 1)]
-    shape.append(data.draw(st.sampled_from([1, 2, 3, 4, 5, 31, 64, 129, 513, 1030])))
-    x = layouts.ALL[data.draw(st.sampled_from(sorted(layouts.ALL)))](normal(shape, dtype, device))
-    kind = data.draw(st.sampled_from(mask_kinds(dtype)))
-    broadcast = [size if data.draw(st.booleans()) else 1 for size in shape]
-    options: dict[str, Any] = {
-        "is_causal": data.draw(st.booleans()),
-        "diagonal": data.draw(st.integers(-3, shape[-1])),
-        "window": data.draw(st.none() | st.integers(1, shape[-1])),
-    }
-    if rank >= 3:
-        if data.draw(st.booleans()):
-            options["key_lengths"] = torch.randint(0, shape[-1] + 1, (shape[0],), device=device)
-        if data.draw(st.booleans()):
-            options["sink"] = normal((shape[-3],), dtype, device, 3)
+@hypothesis.given(data=st.data())
+def test_any_call(device: str, data: st.DataObject) -> None:
+    call = data.draw(calls(device))
     p = data.draw(st.sampled_from([0.1, 0.5, 0.75, 1.0]) | st.floats(1e-6, 1.0))
-    scale = data.draw(st.sampled_from([1.0, 0.125, -0.5, 0.0]))
-    verify(x, random_mask(kind, broadcast, dtype, device), scale, p=p, **options)
+    verify(**call, p=p)
 
 
 # ---- Derivatives ----
@@ -665,9 +636,9 @@ def test_vmap_of_what_is_not_batched(device: str) -> None:
     x = normal((3, 9), torch.float32, device)
     anything = torch.zeros(4, device=device)
     for randomness in ("same", "different"):
-        got = torch.vmap(
-            lambda number: sms.scaled_mask_softmax(x, dropout_p=0.5) + number, randomness=randomness
-        )(anything)
+        got = torch.vmap(lambda number: sms.scaled_mask_softmax(x, dropout_p=0.5) + number, randomness=randomness)(
+            anything
+        )
         assert all(torch.equal(got[0], other) for other in got) == (randomness == "same")
     with pytest.raises(RuntimeError, match=r"randomness='error'"):
         torch.vmap(lambda number: sms.scaled_mask_softmax(x, dropout_p=0.5) + number)(anything)
@@ -791,11 +762,6 @@ def test_the_composite(device: str, dtype: torch.dtype) -> None:
 
 
 def test_dtensors_are_refused() -> None:
-    class DTensor:
-        """What tells one."""
-
-    DTensor.__module__ = "torch.distributed.tensor"
-
     class Sharded(torch.Tensor):
         pass
 
@@ -846,6 +812,23 @@ def test_compile_in_place_and_module(device: str) -> None:
         expected = function(x)
         torch.manual_seed(3)
         torch.testing.assert_close(compiled(x), expected)
+
+
+# torch's own, while it takes its arguments over.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled_autograd(device: str) -> None:
+    x = normal((3, 4, 9), torch.float32, device).requires_grad_()
+    mask = normal((4, 1), torch.float32, device, 2).requires_grad_()
+
+    def step() -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        x.grad = mask.grad = None
+        drop(x * 2, mask, 0.5, True, diagonal=3).square().sum().backward()
+        return x.grad, mask.grad
+
+    expected = step()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        got = step()
+    torch.testing.assert_close(got, expected)
 
 
 def test_compile_with_checkpoint(device: str) -> None:

@@ -277,6 +277,10 @@ assert "does not fit the installed torch (the torch version)" in str(warning.mes
 assert str(warning.message).endswith("is set: running on plain torch operators."), warning.message
 assert warning.filename == "<string>", warning.filename
 assert y.tolist() == [[1, 0, 0, 0], [0.5, 0.5, 0, 0]] and y.requires_grad
+dropped = package.scaled_mask_softmax(torch.zeros(50, 4, requires_grad=True), dropout_p=0.5)
+assert set(dropped.flatten().tolist()) == {{0.0, 0.5}} and dropped.requires_grad
+overwritten = package.scaled_mask_softmax_(torch.zeros(50, 4), dropout_p=0.5)
+assert set(overwritten.flatten().tolist()) == {{0.0, 0.5}}
 assert package.build_info()["native"] is False
 assert package.__version__ == {scaled_mask_softmax.__version__!r}
 assert {_build.LIBRARY!r} not in open("/proc/self/maps").read()

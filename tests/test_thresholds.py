@@ -19,9 +19,7 @@ def capability(device: str) -> int:
     return 10 * major + minor
 
 
-def switches(
-    direction: str, dtype: str, mask: str, band: bool, capability: int, dropout: bool = False
-) -> list[int]:
+def switches(direction: str, dtype: str, mask: str, band: bool, capability: int, dropout: bool = False) -> list[int]:
     """Each length up to LONGEST whose plan differs from that of the length one shorter."""
 
     def plan(columns: int) -> dict[str, object]:

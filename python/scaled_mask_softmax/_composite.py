@@ -372,7 +372,9 @@ def forward_dropout_alone(*arguments: Any, **options: Any) -> torch.Tensor:
     return forward_dropout_with_y(*arguments, **options)[0]
 
 
-def forward_in_place_dropout_alone(x: torch.Tensor, mask: torch.Tensor | None = None, *scale: Any, **options: Any) -> None:
+def forward_in_place_dropout_alone(
+    x: torch.Tensor, mask: torch.Tensor | None = None, *scale: Any, **options: Any
+) -> None:
     """The same, written into x."""
     result = forward_dropout_alone(x, mask, *scale, **options)
     _checks.check_in_place(x, mask, options.get("sink"))

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 from torch._C import _functorch
-from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
 
 from . import _checks, _composite
 
@@ -208,6 +207,9 @@ _library.impl("scaled_mask_softmax_backward", _backward)
 
 def _dropout_keep(x: torch.Tensor, dropout_p: float) -> torch.Tensor:
     """As vmap's randomness says: refused, the same cells of each sample, or cells of the whole batch."""
+    # Not above: only this needs it.
+    from torch._functorch.pyfunctorch import VmapInterpreter, retrieve_current_functorch_interpreter
+
     vmap = cast(VmapInterpreter, retrieve_current_functorch_interpreter())
     if vmap.randomness() == "error":
         raise RuntimeError(
@@ -223,7 +225,7 @@ def _dropout_keep(x: torch.Tensor, dropout_p: float) -> torch.Tensor:
             return cast(torch.Tensor, _OPERATORS.dropout_keep.default(one, dropout_p))
         batch = sample.with_batch_dim().expand(vmap.batch_size(), *(-1 for _ in range(sample.rank)))
         keep = _OPERATORS.dropout_keep.default(batch, dropout_p)
-        return cast(torch.Tensor, _functorch._add_batch_dim(keep, 0, vmap.level()))
+        return _functorch._add_batch_dim(keep, 0, vmap.level())
 
 
 def _forward_dropout(x: torch.Tensor, *arguments: Any, dropout_p: float, **keywords: Any) -> torch.Tensor:

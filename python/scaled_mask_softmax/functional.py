@@ -148,8 +148,8 @@ def scaled_mask_softmax(
             own, so a row sums to less than 1. It is neither scaled nor masked.
         dropout_p: probability that a cell is dropped, in [0, 1], to the nearest multiple of ``2**-32``; always applied,
             so pass 0 outside of training. Random numbers are those of torch's default generator of x's device, so
-            ``torch.manual_seed`` repeats them, and a captured CUDA graph draws anew in each replay. Which cells are kept
-            follows from the generator's state and the cell's place in x's shape: not from dtype, strides or values.
+            ``torch.manual_seed`` repeats them, and a captured CUDA graph draws anew in each replay. Which cells are
+            kept follows from the generator's state and a cell's place in x's shape: not from dtype, strides or values.
 
     Returns:
         Probabilities of x's shape and dtype, contiguous, in memory of their own. A row with a NaN or +inf in a live

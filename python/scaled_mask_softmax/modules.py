@@ -44,7 +44,7 @@ class ScaledMaskSoftmax(torch.nn.Module):
         # TorchScript compiles this branch and not the other.
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             if self.training and self.dropout_p != 0.0:
-                return torch.ops.scaled_mask_softmax.scaled_mask_softmax(
+                dropped: torch.Tensor = torch.ops.scaled_mask_softmax.scaled_mask_softmax(
                     x,
                     mask,
                     float(self.scale),
@@ -55,7 +55,8 @@ class ScaledMaskSoftmax(torch.nn.Module):
                     sink=sink,
                     dropout_p=float(self.dropout_p),
                 )
-            return torch.ops.scaled_mask_softmax.scaled_mask_softmax(
+                return dropped
+            y: torch.Tensor = torch.ops.scaled_mask_softmax.scaled_mask_softmax(
                 x,
                 mask,
                 float(self.scale),
@@ -65,6 +66,7 @@ class ScaledMaskSoftmax(torch.nn.Module):
                 key_lengths=key_lengths,
                 sink=sink,
             )
+            return y
         return scaled_mask_softmax(
             x,
             mask,

@@ -28,20 +28,20 @@ struct ForwardPiece {
   const void* x;
   const void* mask;
   void* y;
-  void* before_dropout;  // null, or for y as it was
   int64_t columns;
   int64_t begin;  // live columns of the piece; 0, 0 where there are none
   int64_t end;
+  void* before_dropout = nullptr;  // or where y goes as it was
 };
 
 struct BackwardPiece {
   const void* y;
   const void* grad;  // column stride 1, or 0
   void* dx;
-  const uint8_t* kept;  // as in Kept; for kernels with dropout
   int64_t columns;
   int64_t begin;
   int64_t end;
+  const uint8_t* kept = nullptr;  // as in Kept; for kernels with dropout
 };
 
 // sum(exp(s - maximum)) over a piece. No live score above -inf: sum is 0. A NaN or +inf score: sum is NaN.
