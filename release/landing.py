@@ -214,12 +214,15 @@ def _every(wheels: Sequence[Wheel]) -> str:
         rows.append(
             (
                 f'<a href="{escape(wheel.link(""))}">{escape(entry.filename)}</a>',
+                # Linked so that a copy made by following links has it; the channel's page only names it.
+                f'<a href="{escape(wheel.link(""))}.metadata" aria-label="metadata of {escape(entry.filename)}">'
+                "metadata</a>",
                 escape(_size([entry.size])),
                 f"<code>{escape(entry.sha256)}</code>",
                 state,
             )
         )
-    return _table("Every wheel", ("Wheel", "Size", "SHA-256", "State"), rows)
+    return _table("Every wheel", ("Wheel", "Metadata", "Size", "SHA-256", "State"), rows)
 
 
 def _radios(name: str, title: str, values: Mapping[str, str]) -> str:

@@ -284,6 +284,24 @@ def test_the_landing_page_is_written(tmp_path):
     assert 'index-url https://index.example/whl/cu130/torch2.14/ "scaled-mask-softmax==1.0.0+cu130torch2.14"' in text
 
 
+def test_a_copy_made_by_following_links_is_whole(tmp_path):
+    site = tmp_path / "site"
+    tags = ("cp311-cp311-linux_x86_64", "cp312-cp312-linux_x86_64")
+    index.write(
+        site, [make_wheel(tmp_path, label, tag) for label in ("cu130torch2.14", "cputorch2.14") for tag in tags]
+    )
+    found, left = set(), {site / "index.html"}
+    while left:
+        page = left.pop()
+        found.add(page)
+        for link in links(page) if page.suffix == ".html" else []:
+            path = (page.parent / unquote(link["href"].partition("#")[0])).resolve()
+            path = path / "index.html" if path.is_dir() else path
+            assert path.is_file()
+            left |= {path} - found
+    assert found == {path for path in site.rglob("*") if path.is_file()}
+
+
 def test_absolute_links(tmp_path):
     site, assets = tmp_path / "site", tmp_path / "assets"
     wheel = make_wheel(tmp_path)
