@@ -100,6 +100,9 @@ def test_every_cell_is_in_the_printed_table():
             lambda d: d["platform"]["x86_64"].update(image=d["platform"]["aarch64"]["image"]),
             "is not of manylinux_2_28_x86_64",
         ),
+        (lambda d: d["runtime"].update(image="docker.io/library/python:3.13-slim"), "runtime: image = "),
+        (lambda d: d["runtime"].update(python="3.12"), "runtime: image = "),
+        (lambda d: d["runtime"].pop("python"), "runtime: missing python"),
         (lambda d: d["torch"]["2.14"].update(proven={"riscv64": ["cpu"]}), "proven: unknown riscv64"),
         (lambda d: d["torch"]["2.14"].update(proven={"x86_64": ["cu128"]}), "proven cu128 is not in cuda"),
         (lambda d: d["platform"]["x86_64"].pop("runner"), "platform.x86_64: missing runner"),
@@ -122,6 +125,7 @@ def test_broken_matrices(data, change, message):
         ("max_gcc = 13", "max_cc = 13", "[cuda.cu126]", "cuda.cu126: missing max_gcc"),
         ('version = "1.0.0"', 'version = "1"', 'version = "1"', "matrix: version = '1'"),
         ('runner = "ubuntu-24.04-arm"', "runner = 1", "runner = 1", "platform.aarch64: runner = 1"),
+        ('python = "3.13"', 'python = "3"', 'python = "3"', "runtime: python = '3'"),
         ('default_torch = "2.14"', 'default_torch = "2.9"', 'default_torch = "2.9"', "default_torch 2.9 has no table"),
     ],
 )
