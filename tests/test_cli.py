@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import importlib.metadata
 import subprocess
@@ -12,6 +13,7 @@ import stand_in
 from stand_in import RECORD
 
 import scaled_mask_softmax
+from release import cli_data, matrix
 from scaled_mask_softmax import _build
 
 VERSION = "1.0.0+cu130torch2.14"
@@ -154,6 +156,12 @@ def test_doctor_imports_neither_torch_nor_the_package(tmp_path: Path) -> None:
     for path in (folder / "__init__.py", tmp_path / "torch" / "__init__.py"):
         path.write_text("raise SystemExit('imported')\n", "utf-8")
     assert lines(stand_in.command(tmp_path, "doctor", "--no-import"))["verdict"] == "fits"
+
+
+def test_the_installed_command_knows_the_matrix() -> None:
+    """As it is now: a changed matrix needs a new build."""
+    built = importlib.import_module("scaled_mask_softmax_cli._matrix").MATRIX
+    assert built == cli_data.data(matrix.load())
 
 
 def test_a_wrong_command_is_a_usage_error(tmp_path: Path) -> None:

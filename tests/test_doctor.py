@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,9 @@ def test_misfit(name: str, case: Case) -> None:
     if name in ("vendor", "nightly"):
         assert judgement.remedy.first.startswith("scaled-mask-softmax build . in a clone")
         assert re.search(r"^wheel      no prebuilt wheel: torch 2\.14\S+ is a vendor's or a nightly build", table, re.M)
-        assert re.search(r"^takes      about \d+ min and \d+(\.\d)? GB of memory for 1 architecture, ", table, re.M)
+        assert re.search(
+            r"^takes      about \d+ min on idle cores and \d+ GB of memory for 1 architecture, ", table, re.M
+        )
     elif name in ("ROCm", "old ABI"):
         assert judgement.remedy.first.endswith('"scaled-mask-softmax==1.0.0"')
     else:
@@ -315,7 +318,11 @@ def test_driver_hidden(case: Case) -> None:
 
 @pytest.mark.parametrize("require", [False, True])
 def test_no_driver(require: bool, case: Case) -> None:
-    case.expect("no-driver", 4 if require else 0, "no NVIDIA driver", driver=Driver("absent"), require_gpu=require)
+    driver = Driver("absent")
+    judgement = case.expect("no-driver", 4 if require else 0, "no NVIDIA driver", driver=driver, require_gpu=require)
+    assert judgement.findings[0].fix == (
+        "install NVIDIA's driver, or start the container with the GPUs" if require else ""
+    )
 
 
 @pytest.mark.parametrize("require", [False, True])
@@ -326,7 +333,7 @@ def test_no_gpu(require: bool, case: Case) -> None:
 @pytest.mark.parametrize("require", [False, True])
 def test_gpus_hidden(require: bool, case: Case) -> None:
     driver = with_gpus(everything=(H200, V100))
-    text = "CUDA_VISIBLE_DEVICES=-1 hides all 2 GPUs"
+    text = "CUDA_VISIBLE_DEVICES=-1 hides every GPU (2)"
     case.expect("gpus-hidden", 4 if require else 0, text, driver=driver, visible="-1", require_gpu=require)
 
 
@@ -346,7 +353,20 @@ def test_gpu_architecture(case: Case) -> None:
     text = "GPU 1 (Tesla V100, compute capability 7.0) cannot run this build, which holds code for 8.0, 9.0 and PTX"
     judgement = case.expect("gpu-architecture", 3, text, driver=with_gpus(H200, V100))
     assert [item.verdict for item in judgement.gpus] == ["native", "none"]
-    case.expect("gpu-architecture", 4, text, driver=with_gpus(V100))
+    judgement = case.expect("gpu-architecture", 4, text, driver=with_gpus(V100))
+    # Another CUDA of this torch serves it.
+    channel = f"{matrix.load().torch_channels}/cu126"
+    way = f'pip install --index-url {channel} "torch==2.14.*", and then scaled-mask-softmax install: cu126 serves it'
+    assert judgement.problems[0].fix == way
+    # The release's wheel serves what a build of one's own left out; and one's own build what no release serves.
+    package = case.package({**RECORD, "architectures": ["8.0"], "ptx": []})
+    assert case.expect("gpu-architecture", 4, "", driver=with_gpus(H200), package=package).problems[0].fix == ""
+    kepler = with_gpus(Gpu(0, "Tesla K80", "3.7", "GPU-4"))
+    assert (
+        case.expect("gpu-architecture", 4, "", driver=kepler)
+        .problems[0]
+        .fix.startswith("scaled-mask-softmax build . --a")
+    )
     # Hidden GPUs don't matter.
     assert judge(case.facts(driver=with_gpus(H200, everything=(H200, V100)))).status == 0
 
@@ -426,6 +446,48 @@ def test_wsl_driver(case: Case) -> None:
 def test_home(case: Case) -> None:
     judgement = case.expect("home", 0, "HOME=/nowhere does not exist", homes=[("HOME", "/nowhere", "does not exist")])
     assert judgement.notes[0].fix == "set HOME to a folder that can be written"
+
+
+@pytest.mark.parametrize(
+    ("libc", "tag", "reason"),
+    [
+        (("glibc", "2.27"), None, "they need glibc 2.28 or newer, and this is 2.27"),
+        (("glibc", "2.28"), None, ""),
+        (("", ""), None, "they need glibc, and this system has another C library"),
+        (("glibc", "2.36"), "cp313t", "they are made for CPython with its global lock, and this takes cp313t wheels"),
+    ],
+)
+def test_machines_that_no_wheel_is_made_for(
+    libc: tuple[str, str], tag: str | None, reason: str, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remedy.platform, "libc_ver", lambda: libc)
+    if tag is not None:
+        monkeypatch.setattr(remedy, "tag", lambda: tag)
+    torch = dataclasses.replace(TORCH, version="2.13.0+cu130")
+    found = judge(case.facts(torch=torch)).remedy
+    assert found.no_wheel == reason
+    if reason:
+        assert found.first.endswith(f"(no prebuilt wheel: {reason})")
+        assert found.takes.startswith("about ")
+    else:
+        assert "--index-url" in found.first
+
+
+@pytest.mark.parametrize(
+    ("count", "parallel", "minutes", "memory"),
+    [(0, 1, 1, 1.0), (1, 1, 4, 1.0), (1, 2, 2, 2.0), (6, 1, 15, 1.0), (6, 64, 1, 64.0)],
+)
+def test_what_a_build_takes(count: int, parallel: int, minutes: int, memory: float) -> None:
+    assert remedy.estimate(count, parallel) == (minutes, memory)
+
+
+def test_as_many_compilations_as_cmake_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_JOBS", "7")
+    assert remedy.jobs() == 7
+    monkeypatch.setenv("MAX_JOBS", "many")
+    assert 1 <= remedy.jobs() <= (os.cpu_count() or 1)
+    # One fact in two languages.
+    assert "/ (3000000 * " in (ROOT / "cmake/Jobs.cmake").read_text(encoding="utf-8")
 
 
 # What decides, and what is printed

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -21,7 +22,7 @@ import tiny_wheels
 from faulty_server import Server, proxy, serve
 from finder_target import FULL, INSTALLERS, Target
 
-from release import index
+from release import ROOT, index
 from scaled_mask_softmax_cli import channels, fetch
 from scaled_mask_softmax_cli.channels import Source, may_lead
 from scaled_mask_softmax_cli.status import Failure
@@ -146,6 +147,18 @@ def test_no_server(target: Target, folder: Path) -> None:
     assert done.returncode == 6
     assert "http://127.0.0.1:1/index.json cannot be reached: " in done.stderr
     assert not folder.exists()
+
+
+def test_the_progress_bar(server: Server, target: Target, folder: Path) -> None:
+    """On a terminal."""
+    ours, theirs = os.openpty()
+    command = target.command("download", "--index", server.address, folder)
+    done = subprocess.run(command, env=target.environment(), stdout=subprocess.DEVNULL, stderr=theirs, timeout=60)
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert done.returncode == 0
+    assert f"\r[{'#' * 30}] 1.0 MB of 1.0 MB  {WHEEL}" in shown
 
 
 def test_a_server_that_never_answers(server: Server, target: Target, folder: Path) -> None:
@@ -659,3 +672,14 @@ def test_interrupted_at_the_keyboard(server: Server, target: Target, folder: Pat
     _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors.strip().splitlines()[-1]) == (130, "scaled-mask-softmax download: interrupted")
     assert not there(folder)
+
+
+def test_the_documented_faults() -> None:
+    """Each names a test that there is, and each fault that is tested is documented or a detail of another."""
+    page = (ROOT / "docs/install/finder.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| .* \| `(test_\w+)` \|$", page, re.MULTILINE)
+    source = "".join(
+        (ROOT / f"tests/test_{name}.py").read_text(encoding="utf-8") for name in ("finder", "finder_faults")
+    )
+    assert len(named) == page.count("| `test_") > 25
+    assert [name for name in named if f"def {name}(" not in source] == []

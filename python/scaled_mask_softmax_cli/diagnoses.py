@@ -27,7 +27,7 @@ class Diagnosis:
     message: str  # str.format's fields are filled in
     status: int
     fix: str = ""  # empty: the command that installs for this torch; for a finding of status 0: nothing
-    needs_gpu: bool = False  # status 4 where a GPU is required
+    needs_gpu: bool = False  # status 4 where a GPU is required, and else nothing to fix
 
 
 DIAGNOSES = {
@@ -130,18 +130,21 @@ DIAGNOSES = {
         "a machine without a GPU, or a container that was started without it",
         "no NVIDIA driver is here: CPU tensors work.",
         FITS,
+        "install NVIDIA's driver, or start the container with the GPUs",
         needs_gpu=True,
     ),
     "no-gpu": Diagnosis(
         "a driver without a device; a GPU in MIG mode without an instance",
         "the driver shows no GPU: CPU tensors work.",
         FITS,
+        "see nvidia-smi -L: the machine has no GPU, or MIG no instance",
         needs_gpu=True,
     ),
     "gpus-hidden": Diagnosis(
         "CUDA_VISIBLE_DEVICES is empty, -1, or begins with what is not there",
-        "CUDA_VISIBLE_DEVICES={value} hides all {count} GPUs: CPU tensors work.",
+        "CUDA_VISIBLE_DEVICES={value} hides every GPU ({count}): CPU tensors work.",
         FITS,
+        "unset CUDA_VISIBLE_DEVICES, or set it from nvidia-smi -L",
         needs_gpu=True,
     ),
     "gpu-missing": Diagnosis(
@@ -154,6 +157,7 @@ DIAGNOSES = {
         "a GPU older than every architecture of the build, or newer than it on a build without PTX",
         "GPU {index} ({name}, compute capability {capability}) cannot run this build, which holds {code}.",
         SOME_GPUS,
+        "{way}",
     ),
     "gpu-ptx": Diagnosis(
         "a GPU newer than the build, which only PTX serves, and a driver older than the compiler that wrote the PTX",
@@ -275,6 +279,8 @@ class _Findings:
             status = NO_GPU if diagnosis.needs_gpu and self.require_gpu else diagnosis.status
         fields["torch_command"] = self.torch_command
         text, fix = diagnosis.message.format(**fields), diagnosis.fix.format(**fields)
+        if diagnosis.needs_gpu and status == FITS:
+            fix = ""
         self.found.append(Finding(key, status, text, fix))
 
 
@@ -349,6 +355,24 @@ def _code_text(cubins: Iterable[str], ptx: Iterable[str]) -> str:
     return f"code for {', '.join(cubins) or 'none'}{with_ptx}"
 
 
+def _way_for(facts: Facts, capability: str) -> str:
+    """How to serve a GPU that the installed build does not; empty: by the release's wheel for this torch."""
+    table, build, torch = known.load(), installed.rules(), facts.torch
+    if table is None or build is None or torch is None or torch.cuda is None:
+        return ""
+    minor, here = build.minor(torch.version), build.cuda_label(torch.cuda)
+    row = table.torch.get(minor)
+    labels = [label for label in row.cuda if label in table.cuda] if row is not None else []
+    for label in sorted(labels, key=lambda label: label != here):
+        cubins = table.cuda[label].cubins(facts.machine)
+        if gpus.verdict(capability, cubins, cubins[-1:], None, None)[0] != gpus.NONE:
+            if label == here:
+                return ""
+            where = f"--index-url {table.torch_channels}/{label}"
+            return f'pip install {where} "torch=={minor}.*", and then scaled-mask-softmax install: {label} serves it'
+    return f"{build.BUILD_COMMAND} --archs {capability}, in a clone or an unpacked source distribution"
+
+
 def _judge_gpus(facts: Facts, add: _Findings) -> list[GpuVerdict]:
     """The visible GPUs against the code of the installed build, or of the release's wheel for this torch."""
     record = facts.package.record if facts.package else None
@@ -379,7 +403,8 @@ def _judge_gpus(facts: Facts, add: _Findings) -> list[GpuVerdict]:
         elif item.reason == "driver":
             add.add("gpu-ptx", status, **who, found=driver.cuda, compiler=short)
         elif item.verdict == gpus.NONE:
-            add.add("gpu-architecture", status, **who, code=_code_text(cubins, ptx))
+            way = _way_for(facts, gpu.capability)
+            add.add("gpu-architecture", status, **who, code=_code_text(cubins, ptx), way=way)
     if any(item.verdict == gpus.JIT for item in judged) and not facts.ptx_cache[1]:
         add.add("ptx-cache", folder=facts.ptx_cache[0])
     return judged

@@ -79,7 +79,8 @@ def what_it_takes(count: int) -> str:
     parallel = jobs()
     minutes, memory = estimate(count, parallel)
     what = f"{count} architecture{'s' if count != 1 else ''}" if count else "the CPU alone"
-    return f"about {minutes} min and {memory:g} GB of memory for {what}, {parallel} compilations at a time"
+    times = f"{parallel} compilation{'s' if parallel != 1 else ''} at a time"
+    return f"about {minutes} min on idle cores and {memory:g} GB of memory for {what}, {times}"
 
 
 def uv_command(pip_command: str, python: str) -> str:
