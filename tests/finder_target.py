@@ -72,7 +72,7 @@ class Target:
         }
 
     def command(self, *arguments: str | Path) -> list[str | Path]:
-        return [self.python, "-m", stand_in.COMMAND.name, *arguments]
+        return [self.python, "-W", "error", "-m", stand_in.COMMAND.name, *arguments]
 
     def run(
         self, *arguments: str | Path, before: Callable[[], None] | None = None, **variables: str

@@ -216,6 +216,16 @@ def test_channels(address: str, tmp_path: Path) -> None:
     assert lines[-1] == "torch 2.14.1+cu130 takes whl/cu130/torch2.14, marked *"
 
 
+def test_a_reader_that_has_enough(site: Path, tmp_path: Path) -> None:
+    target = Target(tmp_path / "target")
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = target.command("channels", "--index", site)
+    done = subprocess.run(command, env=target.environment(), stdout=theirs, stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_channels_without_torch_and_as_json(site: Path, tmp_path: Path) -> None:
     target = Target(tmp_path / "target", None)
     done = target.run("channels", "--index", site)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -54,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Failure as failure:
         print(f"scaled-mask-softmax {given.command}: {failure}", file=sys.stderr)
         return failure.status
+    except BrokenPipeError:
+        # Who reads the output has enough of it; Python would complain of that at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print(f"scaled-mask-softmax {given.command}: interrupted", file=sys.stderr)
         return 130

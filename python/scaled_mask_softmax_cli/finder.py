@@ -129,16 +129,16 @@ def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int
     except OSError as error:
         raise Failure(FAILED, f"{command[0]} does not start: {error.strerror}") from None
     lines: list[str] = []
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            print(f"  {line}", end="", flush=True)
-            lines = [*lines[-99:], line]
-        return process.wait(), "".join(lines)
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
+    with process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                print(f"  {line}", end="", flush=True)
+                lines = [*lines[-99:], line]
+        except BaseException:
+            process.terminate()
+            raise
+    return process.returncode, "".join(lines)
 
 
 def _shown(command: Sequence[str]) -> str:
