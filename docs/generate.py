@@ -1,4 +1,4 @@
-"""Writes what the pages take from the tests: pictures of the oracle's exclusions, and the table of tolerances.
+"""Writes what the pages take from elsewhere: pictures of the oracle's exclusions, the table of tolerances, docstrings.
 
     python docs/generate.py
 
@@ -7,8 +7,10 @@ tests/test_docs.py fails where a page or a picture is not what this would write.
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +101,37 @@ def tolerance_table() -> str:
     return "\n".join(rows)
 
 
-TABLES = {"tolerances": tolerance_table}
+PACKAGE = DOCS.parent / "python" / "scaled_mask_softmax"
+
+
+def reference(module: str, name: str) -> str:
+    """A function's or class's signature and docstring, read without importing it."""
+    tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
+    (found,) = (node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name)
+    function: Any = found
+    if isinstance(found, ast.ClassDef):
+        function = next(node for node in found.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+        del function.args.args[0]
+    named = function.args.args
+    defaults = [None] * (len(named) - len(function.args.defaults)) + function.args.defaults
+    pairs = list(zip(named, defaults))
+    keywords = list(zip(function.args.kwonlyargs, function.args.kw_defaults))
+    written = [f"{argument.arg}={ast.unparse(default)}" if default else argument.arg for argument, default in pairs]
+    written += ["*"] if keywords else []
+    written += [f"{argument.arg}={ast.unparse(default)}" if default else argument.arg for argument, default in keywords]
+    signature = f"{name}({', '.join(written)})"
+    lines = textwrap.wrap(signature, 116, subsequent_indent="    ", break_long_words=False)
+    return "\n".join(["```text", *lines, "", ast.get_docstring(found) or "", "```"])
+
+
+def generated(name: str) -> str:
+    return tolerance_table() if name == "tolerances" else reference(*name.split("."))
 
 
 def filled(text: str) -> str:
-    """A page with its generated tables written anew."""
-    for name, table in TABLES.items():
-        begin, end = f"<!-- generated: {name} -->\n", "\n<!-- end of generated -->"
-        text = re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: begin + table() + end, text, flags=re.DOTALL)  # noqa: B023
-    return text
+    """A page with what is generated written anew, each between two comments."""
+    block = re.compile(r"(<!-- generated: (\S+) -->\n).*?(?=<!-- end of generated -->)", re.DOTALL)
+    return block.sub(lambda found: f"{found[1]}{generated(found[2])}\n", text)
 
 
 def files() -> dict[Path, str]:
