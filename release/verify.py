@@ -156,7 +156,7 @@ def _check_needed(library: _Library, build: dict[str, Any]) -> None:
     if library.name == LIBRARY:
         brought = {"libc10.so", "libtorch_cpu.so"}
         if build["cuda"] is not None:
-            brought |= {"libc10_cuda.so", f"libcudart.so.{build['cuda'].split('.')[0]}"}
+            brought |= {"libc10_cuda.so", "libtorch_cuda.so", f"libcudart.so.{build['cuda'].split('.')[0]}"}
     else:
         brought = {Path(LIBRARY).name}
     needed = library.needed

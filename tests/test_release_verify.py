@@ -55,6 +55,7 @@ def stubs(tmp_path_factory):
         "libc10.so": 'extern "C" int c10() { return 1; }',
         "libtorch_cpu.so": "",
         "libc10_cuda.so": "",
+        "libtorch_cuda.so": "",
         "libcudart.so.13": "",
         "libforeign.so.3": "",
         "libscaled_mask_softmax.so": ANSWER,
@@ -65,7 +66,7 @@ def stubs(tmp_path_factory):
 
 
 CPU = ("-l:libc10.so", "-l:libtorch_cpu.so")
-CUDA = (*CPU, "-l:libc10_cuda.so", "-l:libcudart.so.13")
+CUDA = (*CPU, "-l:libc10_cuda.so", "-l:libtorch_cuda.so", "-l:libcudart.so.13")
 MATRIX = matrix.load().cuda["cu130"].architectures[MACHINE].removesuffix("+PTX").split(";")
 MODULE_NEEDS = ("-l:libscaled_mask_softmax.so",)
 
