@@ -158,6 +158,25 @@ def test_doctor_imports_neither_torch_nor_the_package(tmp_path: Path) -> None:
     assert lines(stand_in.command(tmp_path, "doctor", "--no-import"))["verdict"] == "fits"
 
 
+def test_the_command_runs_on_systems_without_locks_and_owners(tmp_path: Path) -> None:
+    """As Windows is one, where the plain wheel works."""
+    stand_in.package(tmp_path, None)
+    stand_in.distribution(tmp_path, "1.0.0")
+    stand_in.torch(tmp_path, "2.14.1+cpu", None)
+    stand_in.command(tmp_path, "version")
+    code = """
+import os, signal, sys
+sys.modules["fcntl"] = sys.modules["pwd"] = None
+del signal.SIGXFSZ, os.O_DIRECTORY, os.killpg, os.sched_getaffinity
+from scaled_mask_softmax_cli import __main__, fetch
+with fetch.alone(".", "fills"):
+    sys.exit(__main__.main(["doctor", "--no-import"]))
+"""
+    result = stand_in.run(["-S", "-W", "error", "-c", code], PYTHONPATH=str(tmp_path))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "verdict    works, on plain torch operators\n" in result.stdout
+
+
 def test_the_installed_command_knows_the_matrix() -> None:
     """As it is now: a changed matrix needs a new build."""
     built = importlib.import_module("scaled_mask_softmax_cli._matrix").MATRIX

@@ -168,7 +168,7 @@ def test_misfit(name: str, case: Case) -> None:
         assert judgement.remedy.first.endswith('"scaled-mask-softmax==1.0.0"')
     else:
         ways = dict(judgement.remedy.lines)
-        assert list(ways) == ["fix", "with uv", "offline"]
+        assert list(ways) == ["fix", "with uv", "mirrored", "offline"]
         assert ways["fix"].startswith(f"pip install --force-reinstall --no-deps --index-url {stand_in.INDEX}/whl/")
         assert ways["with uv"].partition("--index-url")[2] == ways["fix"].partition("--index-url")[2]
         assert ways["offline"].startswith(f"scaled-mask-softmax download --torch {_build.minor(torch.version)} --cuda ")
@@ -424,6 +424,15 @@ def test_shadowed(case: Case) -> None:
     case.expect(
         "shadowed", 0, "taken instead: /opt/cuda/lib64/libcudart.so.12", shadows=["/opt/cuda/lib64/libcudart.so.12"]
     )
+
+
+def test_shadow_taken(case: Case, tmp_path: Path) -> None:
+    library = tmp_path / "libcudart.so.13"
+    library.touch()
+    imported = Imported("ok", libraries=["/site/torch/lib/libc10.so", str(library)])
+    shadows = ["/opt/cuda/lib64/libcublas.so.13", str(library)]
+    judgement = case.expect("shadow-taken", 0, f"torch's own: {library}.", shadows=shadows, imported=imported)
+    assert "shadowed" not in [item.diagnosis for item in judgement.findings]
 
 
 def test_smi_hangs(case: Case) -> None:

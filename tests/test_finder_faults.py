@@ -385,7 +385,7 @@ def test_install_into_an_environment_of_another_user(server: Server, open_folder
     done = as_nobody(target, "install", "--index", server.address)
     target.site.chmod(0o755)
     assert done.returncode == 8, done.stdout + done.stderr
-    assert f"{target.site} cannot be written: Permission denied" in done.stderr
+    assert f"{target.site} cannot be written (" in done.stderr
     assert target.installed["scaled-mask-softmax"] == "1.0.0"
 
 

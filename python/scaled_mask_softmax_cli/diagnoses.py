@@ -206,6 +206,12 @@ DIAGNOSES = {
         FITS,
         "unset LD_LIBRARY_PATH, or take these folders out of it",
     ),
+    "shadow-taken": Diagnosis(
+        "the same, where torch's own search path does not come first",
+        "libraries of LD_LIBRARY_PATH are in the process instead of torch's own: {files}.",
+        FITS,
+        "unset LD_LIBRARY_PATH, or take these folders out of it",
+    ),
     "smi-hangs": Diagnosis(
         "a GPU or a driver that is failing", "nvidia-smi hangs.", FITS, "take the node out of service and restart it"
     ),
@@ -458,7 +464,9 @@ def _check_surroundings(facts: Facts, add: _Findings) -> None:
         add.add("smi-odd", state=driver.smi, text=driver.smi_says or "nothing")
     if driver.wsl and driver.library is not None and not driver.library.startswith("/usr/lib/wsl/"):
         add.add("wsl-driver", library=driver.library)
-    if facts.shadows:
+    if taken := facts_module.taken(facts.shadows, facts.imported.libraries if facts.imported else []):
+        add.add("shadow-taken", files=", ".join(taken))
+    elif facts.shadows:
         add.add("shadowed", files=", ".join(facts.shadows))
     for variable, path, problem in facts.homes:
         add.add("home", variable=variable, path=path, problem=problem)

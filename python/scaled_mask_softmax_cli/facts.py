@@ -21,7 +21,7 @@ IMPORT_SECONDS = 180.0
 # What torch brings itself; another of it earlier on the search path can be taken instead.
 _BROUGHT = re.compile(r"lib(cudart|cublas|cublasLt|cudnn|nvrtc|nccl|torch\w*|c10\w*|gomp|stdc\+\+)\b.*\.so[.\d]*")
 # What must be in a process once.
-_ONCE = ("libcudart", "libgomp")
+_ONCE = ("libcudart", "libgomp", "libscaled_mask_softmax")
 
 _IMPORT = """
 import json, sys
@@ -38,9 +38,13 @@ else:
         import scaled_mask_softmax
     except BaseException as error:
         report["package"] = words(error)
-with open("/proc/self/maps", errors="surrogateescape") as maps:
-    paths = (line.rstrip("\\n").split(maxsplit=5)[5:] for line in maps)
-    report["libraries"] = sorted({path[0] for path in paths if path and ".so" in path[0]})
+report["libraries"] = []
+try:
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
+        paths = (line.rstrip("\\n").split(maxsplit=5)[5:] for line in maps)
+        report["libraries"] = sorted({path[0] for path in paths if path and ".so" in path[0]})
+except OSError:  # not Linux
+    pass
 print("\\n" + json.dumps(report))
 """
 
@@ -154,6 +158,12 @@ def several(libraries: list[str]) -> dict[str, list[str]]:
         if len(files) > 1:
             found[name] = files
     return found
+
+
+def taken(shadowing: list[str], libraries: list[str]) -> list[str]:
+    """Those on LD_LIBRARY_PATH that a process really has."""
+    inside = {os.path.realpath(path) for path in libraries}
+    return [path for path in shadowing if os.path.realpath(path) in inside]
 
 
 def gather(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> Facts:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import http.client
 import os
-import pwd
 import re
 import shutil
 import sys
@@ -23,6 +21,12 @@ from urllib.request import url2pathname
 from .channels import Source, Wheel, open_address, trouble
 from .status import INDEX, NOT_WRITTEN, UNTRUSTED, Failure
 
+try:
+    import fcntl
+    import pwd
+except ImportError:  # the plain wheel is for every system
+    fcntl = pwd = None  # type: ignore[assignment]
+
 _CHUNK = 1 << 18
 # Attempts without a single new byte.
 _ATTEMPTS = 4
@@ -32,12 +36,12 @@ def megabytes(size: float) -> str:
     return f"{size / 1e6:.1f} MB"
 
 
-def _owner(path: Path) -> str:
+def owner(path: Path) -> str:
     """Whose the nearest folder that exists is."""
     existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
     uid = existing.stat().st_uid
     try:
-        name = pwd.getpwuid(uid).pw_name
+        name = pwd.getpwuid(uid).pw_name if pwd is not None else str(uid)
     except KeyError:
         name = str(uid)
     return f"{existing} belongs to {name}"
@@ -47,7 +51,7 @@ def not_written(path: Path, error: OSError) -> Failure:
     """Why a file cannot be written, and what to do."""
     text = error.strerror or str(error)
     if error.errno in (errno.EACCES, errno.EPERM):
-        text += f" ({_owner(path)}): give another folder, or have the rights changed"
+        text += f" ({owner(path)}): give another folder, or have the rights changed"
     elif error.errno == errno.EROFS:
         text += ": give a folder on another file system"
     elif error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -60,6 +64,9 @@ def not_written(path: Path, error: OSError) -> Failure:
 @contextlib.contextmanager
 def alone(folder: Path, what: str) -> Iterator[None]:
     """Holds a lock on a folder, without a file in it; waits, and says so, while another process has it."""
+    if fcntl is None:
+        yield
+        return
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:

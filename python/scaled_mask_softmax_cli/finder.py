@@ -146,7 +146,7 @@ def _shown(command: Sequence[str]) -> str:
 
 
 def _judge_failure(code: int, output: str) -> Failure:
-    if code == -signal.SIGXFSZ:
+    if code < 0 and code == -getattr(signal, "SIGXFSZ", 0):
         output = "File too large"
     for pattern, status, text in _TROUBLES:
         if re.search(pattern, output, re.I):
@@ -155,7 +155,8 @@ def _judge_failure(code: int, output: str) -> Failure:
 
 
 def _site() -> Path:
-    return Path(sysconfig.get_path("purelib"))
+    """Where native wheels go, on nearly every system the folder of all others too."""
+    return Path(sysconfig.get_path("platlib"))
 
 
 def clear_remains(site: Path) -> list[Path]:
@@ -188,8 +189,8 @@ def _install_command(source: Source, channel: str, requirement: str, which: str 
 def _check_room(site: Path, size: int) -> None:
     """Says what stands in the way before an installer starts."""
     if not os.access(site, os.W_OK | os.X_OK):
-        error = PermissionError(13, "Permission denied") if site.exists() else FileNotFoundError(2, "No such folder")
-        raise fetch.not_written(site, error)
+        own = f"install into an environment of your own ({sys.executable} -m venv DIR)"
+        raise Failure(NOT_WRITTEN, f"{site} cannot be written ({fetch.owner(site)}): {own}")
     # The wheel, what is in it, and what it replaces.
     needed = 6 * size
     if (free := shutil.disk_usage(site).free) < needed:

@@ -206,8 +206,9 @@ def look(
         state, error = "fails", answer.last_words
     elif report.get("library") is None:
         text = str(report.get("error") or "")
-        # The loader's words for a file that is not there; any other are about one that is.
-        state, error = ("absent", "") if "No such file" in text else ("fails", text)
+        # The loaders' words for a file that is not there; any other are about one that is.
+        absent = re.search("no such file|could not find", text, re.I)
+        state, error = ("absent", "") if absent else ("fails", text)
     elif code in (0, NO_DEVICE):
         state, error = "works", ""
     else:

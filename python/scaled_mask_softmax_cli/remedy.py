@@ -114,6 +114,7 @@ def for_torch(version: str, torch: installed.Torch, driver: gpus.Driver, machine
     lines = [("fix", command), ("with uv", uv_command(command, sys.executable))]
     if facts.has_channel:
         python = "{}.{}".format(*sys.version_info)
+        lines.append(("mirrored", "scaled-mask-softmax install --index MIRROR, an address or a folder that holds whl/"))
         lines.append(
             (
                 "offline",
