@@ -534,12 +534,14 @@ def test_a_bug_report_keeps_secrets(case: Case, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv(_build.INDEX_VARIABLE, "https://me:secret@mirror.example/sms")
     monkeypatch.setenv("SOME_TOKEN", "another secret")
+    monkeypatch.setenv("UV_PUBLISH_TOKEN", "a third secret")
     found = case.facts(torch=TORCH_UPGRADED)
     text = doctor.bug_report(found, judge(found))
     assert text.startswith("```\nPython ")
     assert text.endswith("\n```\n")
     assert "secret" not in text
     assert "https://***@mirror.example/sms" in text
+    assert "UV_PUBLISH_TOKEN=***" in text
     assert str(tmp_path) not in text
     assert "package    1.0.0+cu130torch2.14 (~/scaled_mask_softmax)" in text
     assert "status 1; findings: misfit" in text

@@ -120,6 +120,16 @@ def test_real_a_library_that_does_not_load(tmp_path: Path) -> None:
     assert "file too short" in result.stdout
 
 
+def test_real_a_shadowed_library(tmp_path: Path) -> None:
+    """A broken C++ library on LD_LIBRARY_PATH: torch does not import, and neither does this package."""
+    (tmp_path / "libstdc++.so.6").write_bytes(b"nothing")
+    result = real(None, LD_LIBRARY_PATH=str(tmp_path))
+    assert result.returncode == 1
+    assert "verdict    torch does not import: " in result.stdout
+    assert f"{tmp_path / 'libstdc++.so.6'}: file too short" in result.stdout
+    assert "\nfix        take other libraries out of LD_LIBRARY_PATH; " in result.stdout
+
+
 def test_real_two_copies(tmp_path: Path) -> None:
     """The installed one and another before it on the path: it works, and the doctor names both."""
     links(tmp_path)

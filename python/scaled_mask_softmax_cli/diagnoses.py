@@ -89,7 +89,7 @@ DIAGNOSES = {
         "torch itself does not work: a library that it needs is missing, shadowed or too old",
         "torch does not import: {error}",
         MISFIT,
-        "{torch_command} --force-reinstall; first take other CUDA libraries out of LD_LIBRARY_PATH",
+        "take other libraries out of LD_LIBRARY_PATH; where torch still fails, {torch_command} --force-reinstall",
     ),
     "import": Diagnosis(
         "what the files do not show: a second copy loaded, a library that does not load",

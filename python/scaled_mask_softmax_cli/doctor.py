@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -20,6 +21,8 @@ from .status import FITS, MEANING, MISFIT, NO_GPU, NOTHING, SOME_GPUS
 
 # What a bug report shows of the environment.
 _VARIABLES = ("CUDA_", "LD_LIBRARY_PATH", "NVIDIA_", "PIP_", "PYTHON", "SCALED_MASK_SOFTMAX_", "TORCH", "UV_")
+# Values of variables of such names are nobody's business.
+_SECRET = re.compile("TOKEN|PASSW|SECRET|KEY|AUTH|CREDENTIAL|USERNAME", re.I)
 _DISTRIBUTIONS = ("nvidia", "scaled-mask-softmax", "scaled_mask_softmax", "torch", "triton")
 
 
@@ -178,7 +181,11 @@ def _distribution_lines() -> list[str]:
 
 def bug_report(found: Facts, judgement: Judgement) -> str:
     """Everything, as a block to paste: without passwords in addresses, and with ~ for the home."""
-    variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)]
+    variables = [
+        f"{name}={'***' if _SECRET.search(name) else value}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLES)
+    ]
     table_data = known.load()
     parts = [
         table(found, judgement),

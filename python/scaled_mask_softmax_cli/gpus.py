@@ -16,8 +16,8 @@ NATIVE, JIT, NONE = "native", "JIT from PTX", "none"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 WSL_DRIVER = "/usr/lib/wsl/lib/libcuda.so.1"
 
-# cuInit on a machine of eight GPUs without the persistence daemon takes some seconds.
-DRIVER_SECONDS, SMI_SECONDS = 45.0, 15.0
+# On a machine of eight GPUs without the persistence daemon each takes many seconds.
+DRIVER_SECONDS, SMI_SECONDS = 45.0, 30.0
 
 # The driver's own interface, which creates no context by these calls. Attributes 75 and 76 are the compute capability.
 _ASK_DRIVER = """
