@@ -52,7 +52,8 @@ def test_the_scan_finds_the_strategies() -> None:
     for dtype, kind in DTYPES_AND_KINDS:
         starts = [1, *switches("forward", short_name(dtype), kind, False, 90)]
         strategies = [_C.plan("forward", columns, short_name(dtype), kind, False, 90)["strategy"] for columns in starts]
-        assert set(strategies) == {"warp_rows", "block_row", "shared_row", "stream_row"}
+        expected = {"warp_rows", "block_row", "cluster_row", "shared_row", "stream_row"}
+        assert set(strategies) == expected - ({"cluster_row"} if dtype == torch.float64 else set())
         assert _C.plan("forward", 2**40, short_name(dtype), kind, False, 90)["strategy"] == strategies[-1]
 
 

@@ -1,5 +1,6 @@
-// A block holds a row in registers: each warp a segment of kBlockVectors vectors a lane, the number of warps as the row
-// is long. The row is read and written once, and read whole before any of it is written. One barrier.
+// A block, or a cluster of blocks, holds a row in registers: each warp a segment of kBlockVectors vectors a lane, the
+// number of warps as the row is long. The row is read and written once, and read whole before any of it is written. The
+// warps meet once.
 #pragma once
 
 #include "dropout.cuh"
@@ -9,33 +10,31 @@
 
 namespace sms::cuda {
 
-// This warp's segment of its row.
+// A warp's segment of its team's row.
 template <Element kElement>
 struct BlockSegment {
   static constexpr int kLength = kWarpLanes * kBlockVectors * kCountOf<kElement>;
 
-  BlockTeam team;
   RowPlace place;
   int start;  // its first column
   int lane;
   Extent extent;
 
-  template <typename Arguments>
-  __device__ __forceinline__ explicit BlockSegment(const Arguments& arguments) {
-    place = arguments.rows.locate(blockIdx.x);
+  template <typename Arguments, typename Team>
+  __device__ __forceinline__ BlockSegment(const Arguments& arguments, const Team& team) {
+    place = arguments.rows.locate(team.row());
     start = team.warp() * kLength;
     lane = threadIdx.x % kWarpLanes;
-    extent = near_extent(arguments, blockIdx.x, place, true, start);
+    extent = near_extent(arguments, team.row(), place, true, start);
   }
 };
 
-template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
-__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
-    block_row_forward(const __grid_constant__ ForwardArguments arguments) {
+template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout, typename Team>
+__device__ __forceinline__ void hold_row_forward(const ForwardArguments& arguments, const Team& team) {
   using RowScores = Scores<kElement, kMask, kWarpLanes, kBlockVectors>;
   using Real = typename RowScores::Real;
   const typename RowScores::Exponent exponent{arguments.packed};
-  const BlockSegment<kElement> segment(arguments);
+  const BlockSegment<kElement> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
 
   RowScores scores;
@@ -46,10 +45,10 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
   // Exponentials against the warp's own maximum first, so that the block meets only once.
   const Real maximum = RowScores::maximum_of(warp_reduce(scores.largest(), RowScores::larger));
   const Real sum = warp_sum(scores.exponentiate(maximum, exponent, segment.extent, segment.lane));
-  Totals<Real> totals = segment.team.totals(maximum, sum, exponent);
+  Totals<Real> totals = team.totals(maximum, sum, exponent);
   if (arguments.sink.data != nullptr) {
-    totals.normalizer = with_sink<kElement>(arguments, blockIdx.x, exponent.score(totals.maximum), totals.normalizer,
-                                            threadIdx.x == 0);
+    totals.normalizer = with_sink<kElement>(arguments, team.row(), exponent.score(totals.maximum), totals.normalizer,
+                                            team.first_thread());
   }
   Chunk<16> result[kBlockVectors];
   const Real factor = exponent.rescale(totals.normalizer, maximum, totals.maximum);
@@ -57,18 +56,17 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
   if constexpr (kDropout) {
     if (blockIdx.x == 0 && threadIdx.x == 0) store_random_state(arguments);
     store_with_dropout<kElement, kWarpLanes>(result, factor != factor, arguments, segment.place.output + bytes,
-                                             blockIdx.x, segment.start, segment.extent, segment.lane);
+                                             team.row(), segment.start, segment.extent, segment.lane);
   } else {
     store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(arguments.y + segment.place.output + bytes, result,
                                                           segment.extent, segment.lane);
   }
 }
 
-template <Element kElement, bool kWhole, bool kDropout>
-__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
-    block_row_backward(const __grid_constant__ BackwardArguments arguments) {
+template <Element kElement, bool kWhole, bool kDropout, typename Team>
+__device__ __forceinline__ void hold_row_backward(const BackwardArguments& arguments, const Team& team) {
   using Real = Accumulate<kElement>;
-  const BlockSegment<kElement> segment(arguments);
+  const BlockSegment<kElement> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
 
   RawGradients<kElement, kWarpLanes, kBlockVectors, kWhole> raw;
@@ -77,14 +75,14 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
                                    segment.extent, segment.lane);
   keep_loads_together();
   raw.settle(segment.extent, segment.lane);
-  if constexpr (kDropout) drop(raw, arguments, blockIdx.x, segment.start, segment.extent, segment.lane);
+  if constexpr (kDropout) drop(raw, arguments, team.row(), segment.start, segment.extent, segment.lane);
   Real dot = 0;
 #pragma unroll
   for (int k = 0; k < kBlockVectors; ++k) dot = add(dot, raw.dot(k));
   raw.keep_packed();
-  dot = segment.team.sum(warp_sum(dot));
+  dot = team.sum(warp_sum(dot));
   if (arguments.dots.data != nullptr) {
-    if (threadIdx.x == 0) store_row_value(arguments, arguments.dots, blockIdx.x, dot);
+    if (team.first_thread()) store_row_value(arguments, arguments.dots, team.row(), dot);
     if (arguments.dx == nullptr) return;
   }
   Chunk<16> result[kBlockVectors];
@@ -92,6 +90,35 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
   for (int k = 0; k < kBlockVectors; ++k) result[k] = raw.result(k, dot, scale_of<Real>(arguments));
   store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(arguments.dx + segment.place.output + bytes, result,
                                                         segment.extent, segment.lane);
+}
+
+template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
+__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
+    block_row_forward(const __grid_constant__ ForwardArguments arguments) {
+  hold_row_forward<kElement, kMask, kWhole, kDropout>(arguments, BlockTeam());
+}
+
+template <Element kElement, bool kWhole, bool kDropout>
+__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
+    block_row_backward(const __grid_constant__ BackwardArguments arguments) {
+  hold_row_backward<kElement, kWhole, kDropout>(arguments, BlockTeam());
+}
+
+// The same by a cluster of blocks; never launched where there are none.
+template <Element kElement, MaskKind kMask, bool kWhole>
+__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
+    cluster_row_forward(const __grid_constant__ ForwardArguments arguments) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  hold_row_forward<kElement, kMask, kWhole, false>(arguments, ClusterTeam<Accumulate<kElement>, 2, false>());
+#endif
+}
+
+template <Element kElement, bool kWhole>
+__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
+    cluster_row_backward(const __grid_constant__ BackwardArguments arguments) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  hold_row_backward<kElement, kWhole, false>(arguments, ClusterTeam<Accumulate<kElement>, 1, false>());
+#endif
 }
 
 }  // namespace sms::cuda

@@ -50,7 +50,8 @@ void for_each_warp_shape(std::index_sequence<I...>, const Visit& visit) {
 
 // The kernel of `plan`, null if there is none; warp_rows(I) is that of shape I.
 template <Element kElement, bool kDropout, typename Kernel, typename WarpRows>
-Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, Kernel shared_row, Kernel stream_row) {
+Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, Kernel cluster_row, Kernel shared_row,
+                 Kernel stream_row) {
   Kernel kernel = nullptr;
   switch (plan.strategy) {
     case Strategy::warp_rows:
@@ -62,6 +63,7 @@ Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, 
       });
       break;
     case Strategy::block_row: kernel = block_row; break;
+    case Strategy::cluster_row: kernel = cluster_row; break;
     case Strategy::shared_row: kernel = shared_row; break;
     case Strategy::stream_row: kernel = stream_row; break;
     case Strategy::sum_rows:
@@ -71,7 +73,7 @@ Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, 
 }
 
 template <Element kElement, Strategy kStrategy, bool kDropout>
-inline constexpr bool kExists = !kDropout || compiled_for_dropout(kElement, kStrategy);
+inline constexpr bool kExists = compiled(kElement, kStrategy, kDropout);
 
 template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
 auto forward_kernel(const Plan& plan) {
@@ -81,15 +83,19 @@ auto forward_kernel(const Plan& plan) {
     return warp_rows_forward<kElement, kMask, shape.lanes, shape.vectors, shape.rows, kWhole, kDropout>;
   };
   Kernel block_row = nullptr;
+  Kernel cluster_row = nullptr;
   Kernel shared_row = nullptr;
   if constexpr (kExists<kElement, Strategy::block_row, kDropout>) {
     block_row = block_row_forward<kElement, kMask, kWhole, kDropout>;
+  }
+  if constexpr (kExists<kElement, Strategy::cluster_row, kDropout>) {
+    cluster_row = cluster_row_forward<kElement, kMask, kWhole>;
   }
   if constexpr (kExists<kElement, Strategy::shared_row, kDropout>) {
     shared_row = shared_row_forward<kElement, kMask, kWhole>;
   }
   const Kernel stream_row = stream_row_forward<kElement, kMask, kWhole, kDropout>;
-  return kernel_of<kElement, kDropout>(plan, warp_rows, block_row, shared_row, stream_row);
+  return kernel_of<kElement, kDropout>(plan, warp_rows, block_row, cluster_row, shared_row, stream_row);
 }
 
 template <Element kElement, bool kWhole, bool kDropout>
@@ -100,15 +106,19 @@ auto backward_kernel(const Plan& plan) {
     return warp_rows_backward<kElement, shape.lanes, shape.vectors, shape.rows, kWhole, kDropout>;
   };
   Kernel block_row = nullptr;
+  Kernel cluster_row = nullptr;
   Kernel shared_row = nullptr;
   if constexpr (kExists<kElement, Strategy::block_row, kDropout>) {
     block_row = block_row_backward<kElement, kWhole, kDropout>;
+  }
+  if constexpr (kExists<kElement, Strategy::cluster_row, kDropout>) {
+    cluster_row = cluster_row_backward<kElement, kWhole>;
   }
   if constexpr (kExists<kElement, Strategy::shared_row, kDropout>) {
     shared_row = shared_row_backward<kElement, kWhole>;
   }
   const Kernel stream_row = stream_row_backward<kElement, kWhole, kDropout>;
-  return kernel_of<kElement, kDropout>(plan, warp_rows, block_row, shared_row, stream_row);
+  return kernel_of<kElement, kDropout>(plan, warp_rows, block_row, cluster_row, shared_row, stream_row);
 }
 
 template <Element kElement, MaskKind kMask>

@@ -13,12 +13,13 @@
 namespace sms::cuda {
 
 enum class Strategy : uint8_t {
-  warp_rows,   // a warp, or a part of one, holds a row in registers; several rows in flight a lane
-  block_row,   // a block holds a row in registers
-  shared_row,  // a block, or a cluster of blocks, holds a row in shared memory
-  stream_row,  // a block reads a row twice: once for maximum and sum, once for the result
-  sum_rows,    // a block sums a tile of many rows: the gradient of a mask, for which there is no other
-  keep_rows,   // a thread takes four columns: which cells dropout keeps, as a tensor, for which there is no other
+  warp_rows,    // a warp, or a part of one, holds a row in registers; several rows in flight a lane
+  block_row,    // a block holds a row in registers
+  cluster_row,  // a cluster of blocks does
+  shared_row,   // a block, or a cluster of blocks, holds a row in shared memory
+  stream_row,   // a block reads a row twice: once for maximum and sum, once for the result
+  sum_rows,     // a block sums a tile of many rows: the gradient of a mask, for which there is no other
+  keep_rows,    // a thread takes four columns: which cells dropout keeps, as a tensor, for which there is no other
 };
 
 inline constexpr int kVectorBytes = 16;  // one load or store of a lane
@@ -48,12 +49,19 @@ inline constexpr int kBlockVectors = 4;
 inline constexpr int kBlockThreads = 512;  // at most
 inline constexpr int kBlocksResident = 2;  // the register budget: 65,536 / (512 * 2) on every architecture
 
+// Blocks of cluster_row have at most so many warps, unless they are as many as there can be: three or four of them fit a
+// multiprocessor. Measured as above, with 12, 16 and 8 warps: .96, .96, .94 at 24,576 columns, .89 at 32,768, .84, .82,
+// .84 at 65,536; under a float mask .86, .85, .83 at 32,768 and .83, .79, .82 at 65,536; backward too, .96 and .94 at
+// 32,768 and 65,536, against .88 and .83 in shared memory.
+inline constexpr int kClusterWarps = 12;
+inline constexpr int kClusterBlocks = 8;  // at most: what every device with clusters can schedule
+
 // Threads of a block of shared_row, and how many blocks the register budget lets a multiprocessor have. Measured as
-// above: .90 at 32,768 columns, .81 at 65,536 in clusters of two (.74 with 512 threads), .79 at 131,072 in clusters of
-// four. A stream that reads rows twice stops at .61. Up to 16,384 columns registers are faster.
+// above: .84 at 65,536 columns in clusters of two (.74 with 512 threads), .81 at 131,072 in clusters of four (.79 in
+// registers). A stream that reads rows twice stops at .61. A causal row, of which half is read, is as fast as its reads
+// are spread: .90 at 16,384 and 32,768 columns in shared memory, .79 and .73 in registers, which are faster up to 12,288.
 inline constexpr int kSharedThreads = 256;
 inline constexpr int kSharedResident = 4;
-inline constexpr int kClusterBlocks = 8;  // at most: what every device with clusters can schedule
 
 // Shared memory of a block of shared_row, in bytes.
 struct SharedBudget {
@@ -80,7 +88,8 @@ constexpr int64_t shared_operand_bytes(int64_t columns, int bytes) {
 // registers of the largest block allow without spilling. A float32 mask for 16-bit elements takes twice the registers
 // of those, and so do rows that are realigned.
 template <MaskKind kMask, bool kWhole>
-inline constexpr int kVectorsInFlight = kMask == MaskKind::float32 || (kMask != MaskKind::none && !kWhole) ? 2 : 4;
+inline constexpr int kVectorsInFlight =
+    4 / ((kMask == MaskKind::float32 ? 2 : 1) * (kMask != MaskKind::none && !kWhole ? 2 : 1));
 
 // stream_row takes 4 vectors a lane at a time, as many as stay in flight in the register budget of 512 threads.
 inline constexpr int kStreamVectors = 4;
@@ -108,10 +117,20 @@ constexpr bool compiled_for_dropout(Element element, const WarpShape& shape) {
   const int capacity = shape.lanes * shape.vectors;
   return capacity == 128 || (capacity == 32 && element != Element::float64);
 }
-constexpr bool compiled_for_dropout(Element element, Strategy strategy) {
-  if (strategy == Strategy::block_row) return element != Element::float64;
-  return strategy != Strategy::shared_row;
+
+// Which strategies for longer rows than those of warp_rows. Clusters hold no float64.
+constexpr bool compiled(Element element, Strategy strategy, bool dropout) {
+  switch (strategy) {
+    case Strategy::block_row: return !dropout || element != Element::float64;
+    case Strategy::cluster_row: return !dropout && element != Element::float64;
+    case Strategy::shared_row: return !dropout;
+    default: return true;
+  }
 }
+
+inline constexpr Strategy kLongStrategies[] = {Strategy::block_row, Strategy::cluster_row, Strategy::shared_row,
+                                               Strategy::stream_row};
+
 constexpr MaskKind mask_for_dropout(MaskKind mask) { return mask == MaskKind::none ? MaskKind::boolean : mask; }
 
 // Rows that are whole vectors at vector boundaries have kernels of their own, with the same arithmetic and half the
@@ -174,14 +193,24 @@ inline Plan choose(const Question& question) {
     }
   }
   const int64_t warps = (vectors - 1) / (kWarpLanes * kBlockVectors) + 1;
-  const auto exists = [&](Strategy strategy) {
-    return !question.dropout || compiled_for_dropout(question.element, strategy);
-  };
+  const auto exists = [&](Strategy strategy) { return compiled(question.element, strategy, question.dropout); };
+  const bool float_mask = question.mask == MaskKind::same || question.mask == MaskKind::float32;
+  const bool light = question.direction == Direction::forward && !float_mask;  // one operand
+  const Plan shared = exists(Strategy::shared_row) ? choose_shared(question) : Plan{};
+  if (light && question.band && warps > kClusterWarps && shared.block_columns > 0) return shared;
   if (warps <= kBlockThreads / kWarpLanes && exists(Strategy::block_row)) {
     const int lanes = static_cast<int>(warps) * kWarpLanes;
     return {Strategy::block_row, lanes, kBlockVectors, 1, lanes, 1, 0};
   }
-  const Plan shared = exists(Strategy::shared_row) ? choose_shared(question) : Plan{};
+  if (question.capability >= 90 && exists(Strategy::cluster_row)) {
+    for (int blocks = 2; blocks <= kClusterBlocks; blocks *= 2) {
+      const int64_t block_warps = (warps - 1) / blocks + 1;
+      const int most = blocks == kClusterBlocks && !light ? kBlockThreads / kWarpLanes : kClusterWarps;
+      if (block_warps > most) continue;
+      const int threads = static_cast<int>(block_warps) * kWarpLanes;
+      return {Strategy::cluster_row, threads * blocks, kBlockVectors, 1, threads, blocks, 0};
+    }
+  }
   if (shared.block_columns > 0) return shared;
   return {Strategy::stream_row, kStreamThreads, kStreamVectors, 1, kStreamThreads, 1, 0};
 }
@@ -190,6 +219,7 @@ constexpr const char* name(Strategy strategy) {
   switch (strategy) {
     case Strategy::warp_rows: return "warp_rows";
     case Strategy::block_row: return "block_row";
+    case Strategy::cluster_row: return "cluster_row";
     case Strategy::shared_row: return "shared_row";
     case Strategy::stream_row: return "stream_row";
     case Strategy::sum_rows: return "sum_rows";
@@ -215,7 +245,7 @@ struct Kernel {
   int vectors;  // template argument of warp_rows, 0 for the others
   int rows;     // template argument of warp_rows, 0 for the others
   bool whole;    // template argument
-  bool dropout;  // template argument of all but shared_row
+  bool dropout;  // template argument of all but cluster_row and shared_row
 
   // How the name of its symbol in a cubin begins (Itanium mangling of sms::cuda::<strategy>_<direction><...>); that of
   // keep_rows is no template.
@@ -232,7 +262,7 @@ struct Kernel {
     if (direction == Direction::forward) arguments += enumerator("MaskKind", static_cast<int>(mask));
     if (strategy == Strategy::warp_rows) arguments += integer(lanes) + integer(vectors) + integer(rows);
     if (strategy != Strategy::sum_rows) arguments += whole ? "Lb1E" : "Lb0E";
-    if (strategy != Strategy::shared_row) arguments += dropout ? "Lb1E" : "Lb0E";
+    if (strategy != Strategy::cluster_row && strategy != Strategy::shared_row) arguments += dropout ? "Lb1E" : "Lb0E";
     return "_ZN3sms4cuda" + std::to_string(function.size()) + function + "I" + arguments + "EE";
   }
 };
@@ -251,7 +281,8 @@ inline std::vector<Kernel> all_kernels() {
             kernels.push_back(
                 {direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, whole, false});
           }
-          for (const Strategy strategy : {Strategy::block_row, Strategy::shared_row, Strategy::stream_row}) {
+          for (const Strategy strategy : kLongStrategies) {
+            if (!compiled(element, strategy, false)) continue;
             kernels.push_back({direction, element, mask, strategy, 0, 0, 0, whole, false});
           }
         }
@@ -261,8 +292,8 @@ inline std::vector<Kernel> all_kernels() {
           kernels.push_back(
               {direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, false, true});
         }
-        for (const Strategy strategy : {Strategy::block_row, Strategy::shared_row, Strategy::stream_row}) {
-          if (!compiled_for_dropout(element, strategy)) continue;
+        for (const Strategy strategy : kLongStrategies) {
+          if (!compiled(element, strategy, true)) continue;
           kernels.push_back({direction, element, mask, strategy, 0, 0, 0, false, true});
         }
       }

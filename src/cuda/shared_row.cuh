@@ -207,7 +207,7 @@ struct SharedForward {
     constexpr int kBytes = kBytesOf<kElement>;
     const typename RowScores::Exponent exponent{arguments.packed};
     const RowPlace place = arguments.rows.locate(team.row());
-    const BlockColumns columns(live_columns(arguments, team.row(), place), arguments.columns, team.block,
+    const BlockColumns columns(live_columns(arguments, team.row(), place), arguments.columns, team.block(),
                                arguments.block_columns);
     x.copy(launched_memory(), arguments.x + place.input + columns.start * kBytes, arguments.x_span, columns.begin,
            columns.end);
@@ -242,7 +242,7 @@ struct SharedForward {
     Totals<Real> totals = team.totals(maximum, warp_sum(sum.value()), exponent);
     if (arguments.sink.data != nullptr) {
       totals.normalizer = with_sink<kElement>(arguments, team.row(), exponent.score(totals.maximum), totals.normalizer,
-                                              team.block == 0 && threadIdx.x == 0);
+                                              team.first_thread());
     }
 
     char* y = arguments.y + place.output + columns.start * kBytes;
@@ -279,7 +279,7 @@ struct SharedBackward {
   __device__ __forceinline__ void run(const Team& team) {
     constexpr int kBytes = kBytesOf<kElement>;
     const RowPlace place = arguments.rows.locate(team.row());
-    const BlockColumns columns(live_columns(arguments, team.row(), place), arguments.columns, team.block,
+    const BlockColumns columns(live_columns(arguments, team.row(), place), arguments.columns, team.block(),
                                arguments.block_columns);
     y.copy(launched_memory(), arguments.y + place.input + columns.start * kBytes, arguments.y_span, columns.begin,
            columns.end);
@@ -310,7 +310,7 @@ struct SharedBackward {
     });
     const Real dot = team.sum(warp_sum(sum.value()));
     if (arguments.dots.data != nullptr) {
-      if (team.block == 0 && threadIdx.x == 0) store_row_value(arguments, arguments.dots, team.row(), dot);
+      if (team.first_thread()) store_row_value(arguments, arguments.dots, team.row(), dot);
       if (arguments.dx == nullptr) return;
     }
 
@@ -325,28 +325,16 @@ struct SharedBackward {
   }
 };
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-template <typename Real, int kNumbers>
-using SharedTeam = ClusterTeam<Real, kNumbers>;
-#else
-// One block a row, where there are no clusters.
-template <typename Real, int kNumbers>
-struct SharedTeam : BlockTeam {
-  static constexpr uint32_t block = 0;
-  __device__ __forceinline__ uint32_t row() const { return blockIdx.x; }
-};
-#endif
-
 template <Element kElement, MaskKind kMask, bool kWhole>
 __global__ void __launch_bounds__(kSharedThreads, kSharedResident)
     shared_row_forward(const __grid_constant__ ForwardArguments arguments) {
-  SharedForward<kElement, kMask, kWhole>{arguments}.run(SharedTeam<Accumulate<kElement>, 2>());
+  SharedForward<kElement, kMask, kWhole>{arguments}.run(BlocksTeam<Accumulate<kElement>, 2>());
 }
 
 template <Element kElement, bool kWhole>
 __global__ void __launch_bounds__(kSharedThreads, kSharedResident)
     shared_row_backward(const __grid_constant__ BackwardArguments arguments) {
-  SharedBackward<kElement, kWhole>{arguments}.run(SharedTeam<Accumulate<kElement>, 1>());
+  SharedBackward<kElement, kWhole>{arguments}.run(BlocksTeam<Accumulate<kElement>, 1>());
 }
 
 }  // namespace sms::cuda

@@ -15,6 +15,9 @@ struct Totals {
 
 // The warps of a block, at most 32, that share a row. They meet once in a kernel.
 struct BlockTeam {
+  static __device__ __forceinline__ uint32_t block() { return 0; }
+  __device__ __forceinline__ uint32_t row() const { return blockIdx.x; }
+  __device__ __forceinline__ bool first_thread() const { return threadIdx.x == 0; }
   __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x) / kWarpLanes; }
   __device__ __forceinline__ int warps() const { return static_cast<int>(blockDim.x) / kWarpLanes; }
 
@@ -48,19 +51,28 @@ struct BlockTeam {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// The warps of a cluster of blocks, or of a block alone, that share a row. Each warp hands its kNumbers numbers to
-// every block, so that each can combine all of them in the same order. To be made at the start of a kernel; meets once.
-template <typename Real, int kNumbers>
+// The warps of a cluster of blocks that share a row, or, if kMayBeAlone, of a block without a cluster. Each warp hands
+// its kNumbers numbers to every block, so that each can combine all of them in the same order. To be made at the start of
+// a kernel.
+template <typename Real, int kNumbers, bool kMayBeAlone>
 class ClusterTeam {
  public:
-  uint32_t block = cluster_block();
-  uint32_t blocks = cluster_blocks();
+  // Read anew wherever they are asked for: registers are scarcer.
+  static __device__ __forceinline__ uint32_t block() { return cluster_block(); }
+  static __device__ __forceinline__ uint32_t blocks() { return cluster_blocks(); }
 
-  __device__ __forceinline__ ClusterTeam() : number_(numbers()) {
-    if (blocks > 1) cluster_arrive_unordered();
+  __device__ __forceinline__ ClusterTeam() {
+    if (alone()) return;
+    if (threadIdx.x == 0) barrier().expect(static_cast<uint32_t>(warps()) * kNumbers * sizeof(Real));
+    cluster_arrive_unordered();
   }
 
-  __device__ __forceinline__ uint32_t row() const { return blockIdx.x / blocks; }
+  __device__ __forceinline__ uint32_t row() const { return blockIdx.x / blocks(); }
+  __device__ __forceinline__ bool first_thread() const { return block() == 0 && threadIdx.x == 0; }
+  __device__ __forceinline__ int warp() const {
+    return static_cast<int>((block() * blockDim.x + threadIdx.x) / kWarpLanes);
+  }
+  __device__ __forceinline__ int warps() const { return static_cast<int>(blocks() * blockDim.x / kWarpLanes); }
 
   // As BlockTeam's.
   template <typename Exponent>
@@ -68,11 +80,11 @@ class ClusterTeam {
     tell({maximum, sum});
     const int lane = threadIdx.x % kWarpLanes;
     Real row_maximum = kNegativeInfinity<Real>;
-    for (int w = lane; w < warps(); w += kWarpLanes) row_maximum = fmax(row_maximum, number_[0][w]);
+    for (int w = lane; w < warps(); w += kWarpLanes) row_maximum = fmax(row_maximum, numbers()[0][w]);
     row_maximum = warp_max(row_maximum);
     Real row_sum = 0;
     for (int w = lane; w < warps(); w += kWarpLanes) {
-      row_sum = add(row_sum, exponent.rescale(number_[1][w], number_[0][w], row_maximum));
+      row_sum = add(row_sum, exponent.rescale(numbers()[1][w], numbers()[0][w], row_maximum));
     }
     return {row_maximum, normalizer(warp_sum(row_sum))};
   }
@@ -80,43 +92,54 @@ class ClusterTeam {
   __device__ __forceinline__ Real sum(Real value) const {
     tell({value});
     Real row_sum = 0;
-    for (int w = threadIdx.x % kWarpLanes; w < warps(); w += kWarpLanes) row_sum = add(row_sum, number_[0][w]);
+    for (int w = threadIdx.x % kWarpLanes; w < warps(); w += kWarpLanes) row_sum = add(row_sum, numbers()[0][w]);
     return warp_sum(row_sum);
   }
 
  private:
-  static constexpr int kMaxWarps = kClusterBlocks * kSharedThreads / kWarpLanes;
+  static constexpr int kMaxWarps = kClusterBlocks * kBlockThreads / kWarpLanes;
   using Numbers = Real (*)[kMaxWarps];
 
-  __device__ __forceinline__ int warps() const { return static_cast<int>(blocks * blockDim.x / kWarpLanes); }
+  // A send without a cluster is an illegal instruction.
+  static __device__ __forceinline__ bool alone() { return kMayBeAlone && blocks() == 1; }
 
   static __device__ __forceinline__ Numbers numbers() {
     __shared__ Real memory[kNumbers][kMaxWarps];
     return memory;
   }
 
+  static __device__ __forceinline__ ByteBarrier& barrier() {
+    __shared__ ByteBarrier memory;
+    return memory;
+  }
+
   __device__ __forceinline__ void tell(const Real (&number)[kNumbers]) const {
-    const uint32_t warp = (block * blockDim.x + threadIdx.x) / kWarpLanes;
     const uint32_t lane = threadIdx.x % kWarpLanes;
-    if (blocks == 1) {
+    if (alone()) {
 #pragma unroll
       for (int n = 0; n < kNumbers; ++n) {
-        if (lane == 0) number_[n][warp] = number[n];
+        if (lane == 0) numbers()[n][warp()] = number[n];
       }
       __syncthreads();
       return;
     }
     cluster_wait();
-    if (lane < blocks) {
+    if (lane < blocks()) {
 #pragma unroll
-      for (int n = 0; n < kNumbers; ++n) store_in_block(&number_[n][warp], lane, number[n]);
+      for (int n = 0; n < kNumbers; ++n) send_to_block(&numbers()[n][warp()], &barrier(), lane, number[n]);
     }
-    cluster_arrive();
-    cluster_wait();
+    barrier().wait();
   }
-
-  Numbers number_;
 };
+
+// The warps of one or more blocks that share a row; one, where there are no clusters.
+template <typename Real, int kNumbers>
+using BlocksTeam = ClusterTeam<Real, kNumbers, true>;
+
+#else
+
+template <typename Real, int kNumbers>
+using BlocksTeam = BlockTeam;
 
 #endif
 
