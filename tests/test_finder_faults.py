@@ -236,6 +236,20 @@ def test_install_from_a_server_that_goes_away(installer: str, server: Server, ta
 
 
 @pytest.mark.parametrize("installer", INSTALLERS)
+@pytest.mark.parametrize("code", [503, 404])
+@pytest.mark.parametrize("listed", [True, False])
+def test_install_from_a_channel_that_fails(
+    listed: bool, code: int, installer: str, server: Server, site: Path, target: Target
+) -> None:
+    """What index.json lists is not on the channel's page: the index is in trouble. Unlisted, it may not be there."""
+    if not listed:
+        (site / channels.DATA).unlink()
+    server.fault(f"/{channels.PROJECT}/", status=(code, 99))
+    done = target.run("install", "--index", server.address, "--installer", installer)
+    assert done.returncode in ({6} if listed else {5, 6}), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("installer", INSTALLERS)
 def test_a_rebuilt_wheel_behind_a_cache(
     installer: str, server: Server, site: Path, target: Target, tmp_path: Path
 ) -> None:
@@ -480,6 +494,10 @@ def test_the_remains_of_an_install_that_was_killed_while_it_wrote(
         done = subprocess.run(refused, env=target.environment(), capture_output=True, text=True)
         assert done.returncode != 0
         assert "RECORD" in done.stderr
+        # The way out where this command is gone too.
+        again = [target.python, "-m", "pip", "install", "--ignore-installed", "--no-deps", "--no-index"]
+        subprocess.run([*again, build(target.folder)], env=target.environment(), capture_output=True, check=True)
+        assert target.has(build(target.folder))
         assert target.run("doctor", "--no-import").returncode == 1
     done = target.run("install", "--index", server.address, "--installer", installer)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -50,16 +50,23 @@ _TROUBLES = (
         "the environment cannot be written: use one of your own (python -m venv)",
     ),
     (
+        r"connect|timed out|timeout|\d{3} (?:error|Server|Client)|HTTP status|proxy|ProtocolError|IncompleteRead|"
+        r"Name or service|SSL|certificate|\bdns\b",
+        INDEX,
+        "the index cannot be reached, or stopped in the middle; repeat the command",
+    ),
+    (
         r"No matching distribution|Could not find a version|no version of|not found in|no wheels? with|No solution",
         NO_WHEEL,
         "the channel has no such wheel for this Python and machine; scaled-mask-softmax channels lists what there is",
     ),
-    (
-        r"connect|timed out|timeout|proxy|ProtocolError|IncompleteRead|Name or service|SSL|certificate|\bdns\b",
-        INDEX,
-        "the index cannot be reached, or stopped in the middle; repeat the command",
-    ),
     (r"zip|wheel.*invalid|invalid.*wheel|RECORD", UNTRUSTED, "the file is no whole wheel; repeat the command"),
+)
+
+
+_UNLISTED = (
+    "the channel's page does not offer what index.json lists: the index is being changed, or its server is in trouble; "
+    "repeat the command"
 )
 
 
@@ -145,11 +152,17 @@ def _shown(command: Sequence[str]) -> str:
     return remedy.redacted(shlex.join(command))
 
 
-def _judge_failure(code: int, output: str) -> Failure:
+def _judge_failure(code: int, output: str, *, listed: bool = False) -> Failure:
+    """What an installer's failure means; `listed`: the index says that the wheel is there."""
+    # What it looks at may have any name.
+    names = ("Looking", "Collecting", "Downloading", "Processing", "Obtaining", "Using")
+    output = "\n".join(line for line in output.splitlines() if not line.strip().startswith(names))
     if code < 0 and code == -getattr(signal, "SIGXFSZ", 0):
         output = "File too large"
     for pattern, status, text in _TROUBLES:
         if re.search(pattern, output, re.I):
+            if status == NO_WHEEL and listed:
+                status, text = INDEX, _UNLISTED
             return Failure(status, f"{text}. What was installed before is as it was.")
     return Failure(FAILED, "the installer failed, for the reason above. What was installed before is as it was.")
 
@@ -251,7 +264,7 @@ def install(arguments: argparse.Namespace) -> int:
             _say(f"removed {path}, the remains of an installation that was cut off")
         status, output = _stream(command, environment)
     if status != 0:
-        raise _judge_failure(status, output)
+        raise _judge_failure(status, output, listed=wheel is not None)
     versions = [item.version for item in installed.distributions(installed.PACKAGE)]
     if version not in versions:
         raise Failure(
