@@ -188,12 +188,27 @@ def test_install_says_what_the_wheel_does_on_each_gpu(site: Path, tmp_path: Path
 
 
 def test_other_indexes_are_left_out(site: Path, server, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """An extra index in the environment is not asked."""
+    """An extra index of the environment is not asked."""
     target = Target(tmp_path / "target")
     extra = f"{server.address}/extra"
     done = target.run("install", "--index", site, PIP_EXTRA_INDEX_URL=extra, PIP_INDEX_URL=extra, PIP_NO_INDEX="1")
     assert done.returncode == 0, done.stdout
     assert server.asked == []
+
+
+def test_other_indexes_of_configuration_files_are_left_out(site: Path, server, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """What they say of proxies is kept."""
+    target, config = Target(tmp_path / "target"), tmp_path / "pip.conf"
+    extra = f"[global]\nextra-index-url =\n    {server.address}/extra\n    {server.address}/more\nno-index = true\n"
+    config.write_text(f"{extra}timeout = 3\n[install]\nfind-links = {server.address}/links\n")
+    done = target.run("install", "--index", site, "--installer", "pip", PIP_CONFIG_FILE=str(config))
+    assert done.returncode == 0, done.stdout
+    assert server.asked == []
+    config.write_text("[global]\nproxy = http://127.0.0.1:1\n")
+    variables = {"PIP_CONFIG_FILE": str(config), "NO_PROXY": "", "no_proxy": ""}
+    done = target.run("install", "--index", server.address, "--installer", "pip", **variables)
+    assert done.returncode == 6, done.stdout
+    assert "Cannot connect to proxy" in done.stdout
 
 
 # channels

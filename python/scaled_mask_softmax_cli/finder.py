@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import contextlib
 import hashlib
 import json
 import os
@@ -25,6 +27,7 @@ from typing import Any
 from urllib.parse import quote
 
 from . import channels, fetch, gpus, installed, known, remedy
+from .ask import ask
 from .channels import PROJECT, Source, Wheel
 from .facts import tag
 from .status import FAILED, FITS, INDEX, NO_WHEEL, NOT_WRITTEN, NOTHING, UNTRUSTED, Failure
@@ -33,6 +36,18 @@ from .status import FAILED, FITS, INDEX, NO_WHEEL, NOT_WRITTEN, NOTHING, UNTRUST
 _OTHER_INDEXES = (
     *("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_INDEX_URL"),
     *("UV_EXTRA_INDEX_URL", "UV_FIND_LINKS", "UV_NO_INDEX", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL"),
+)
+
+# What is kept of pip's configuration files, which may name other indexes too.
+_KEPT = (
+    "break-system-packages",
+    "cert",
+    "client-cert",
+    "proxy",
+    "require-virtualenv",
+    "retries",
+    "timeout",
+    "trusted-host",
 )
 
 # What an installer's last words mean: a pattern, the exit status and the word for it.
@@ -199,6 +214,24 @@ def _install_command(source: Source, channel: str, requirement: str, which: str 
     return [*tool, "install", "--force-reinstall", "--no-deps", "--no-cache-dir", "--disable-pip-version-check", *index]
 
 
+def _environment(command: Sequence[str]) -> dict[str, str]:
+    """For an installer that asks the channel alone: without the indexes that variables and configuration files name, but
+    with what these say of proxies and certificates.
+    """
+    environment = {name: value for name, value in os.environ.items() if name not in _OTHER_INDEXES}
+    if command[0] != sys.executable:
+        return {**environment, "UV_NO_CONFIG": "1"}
+    answer = ask([*command[:3], "config", "list"], 60)
+    for line in answer.output.splitlines():
+        name, _, value = line.partition("=")
+        section, _, key = name.partition(".")
+        if section in ("global", "install") and key in _KEPT:
+            with contextlib.suppress(ValueError, SyntaxError):
+                text = " ".join(str(ast.literal_eval(value)).split())
+                environment.setdefault(f"PIP_{key.upper().replace('-', '_')}", text)
+    return {**environment, "PIP_CONFIG_FILE": os.devnull}
+
+
 def _check_room(site: Path, size: int) -> None:
     """Says what stands in the way before an installer starts."""
     if not os.access(site, os.W_OK | os.X_OK):
@@ -258,7 +291,7 @@ def install(arguments: argparse.Namespace) -> int:
         return FITS
     site = _site()
     _check_room(site, size)
-    environment = {name: value for name, value in os.environ.items() if name not in _OTHER_INDEXES}
+    environment = _environment(command)
     with fetch.alone(site, "installs into"):
         for path in clear_remains(site):
             _say(f"removed {path}, the remains of an installation that was cut off")
