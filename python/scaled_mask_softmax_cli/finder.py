@@ -215,8 +215,8 @@ def _install_command(source: Source, channel: str, requirement: str, which: str 
 
 
 def _environment(command: Sequence[str]) -> dict[str, str]:
-    """For an installer that asks the channel alone: without the indexes that variables and configuration files name, but
-    with what these say of proxies and certificates.
+    """For an installer that asks the channel alone: no index of variables or configuration files, but their proxies and
+    certificates.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _OTHER_INDEXES}
     if command[0] != sys.executable:
