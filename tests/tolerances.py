@@ -79,6 +79,12 @@ def forward_bound(
     return relative.clamp(max=absolute)
 
 
+def row_sum_bound(dtype: torch.dtype, scores: torch.Tensor, with_sink: bool) -> torch.Tensor:
+    """Bound of the error of each row's sum: 1 however scores are rounded; beside a sink a probability like others."""
+    row = TOLERANCES[dtype]
+    return row.row_sum + (row.relative_scores if with_sink else 0.0) * largest(scores).squeeze(-1)
+
+
 def backward_bound(
     dtype: torch.dtype, scale: float, grad: torch.Tensor, y: torch.Tensor, dx: torch.Tensor
 ) -> torch.Tensor:
