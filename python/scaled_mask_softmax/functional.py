@@ -117,8 +117,8 @@ def scaled_mask_softmax(
     3. ``y = exp(s - m) / (sum(exp(s - m)) + exp(sink[h] - m))`` over each row, m the largest of s and ``sink[h]``; the
        terms of the sink only if one is given.
     4. A row whose ``s`` is -inf everywhere gives zeros, with zero gradients, wherever the -inf came from.
-    5. With ``dropout_p`` = p > 0 each cell of y is kept with probability ``1 - p``, on its own, and then divided by
-       ``1 - p``; the others become 0.
+    5. With ``dropout_p`` = p > 0 each cell of y, in x's dtype, is kept with probability ``1 - p``, on its own, and then
+       divided by ``1 - p``; the others become 0.
 
     Args:
         x: scores ``[..., Sq, Sk]``, usually ``[B, H, Sq, Sk]``, of rank 1 (one row, Sq = 1) or more; float16, bfloat16,

@@ -10,6 +10,11 @@
 
 namespace sms::cuda {
 
+template <bool kDropout>
+inline constexpr int kMostThreads = kDropout ? kDropoutBlockThreads : kBlockThreads;
+template <bool kDropout>
+inline constexpr int kMostResident = kDropout ? 1 : kBlocksResident;
+
 // A warp's segment of its team's row.
 template <Element kElement>
 struct BlockSegment {
@@ -93,13 +98,13 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
 }
 
 template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
-__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
+__global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout>)
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
   hold_row_forward<kElement, kMask, kWhole, kDropout>(arguments, BlockTeam());
 }
 
 template <Element kElement, bool kWhole, bool kDropout>
-__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
+__global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout>)
     block_row_backward(const __grid_constant__ BackwardArguments arguments) {
   hold_row_backward<kElement, kWhole, kDropout>(arguments, BlockTeam());
 }

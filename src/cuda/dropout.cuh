@@ -17,25 +17,25 @@ struct RowDropout {
         threshold(arguments.threshold) {}
 
   // Bit k * kCount + i tells of element i of this lane's vector k, where that has a live column, or if `all`. The
-  // segment's first cell is of column `start`, a multiple of kCount. Loops that are not unrolled: the code would be many
-  // times as long.
+  // segment's first cell is of column `start`, a multiple of kCount. Two fours are under way at a time; with all of them
+  // the code would be many times as long.
   template <int kCount, int kLanes, int kVectors>
   __device__ __forceinline__ uint32_t kept(int64_t start, const Extent& extent, int lane, bool all) const {
     constexpr int kFours = (kCount + kFour - 1) / kFour;  // of a vector
     static_assert(kCount * kVectors <= 32);
     uint32_t bits = 0;
-#pragma unroll 1
+#pragma unroll(kFours == 1 ? 2 : 1)
     for (int k = 0; k < kVectors; ++k) {
       const int column = (k * kLanes + lane) * kCount;
       if (!all && !extent.any_live(column, kCount)) continue;
-      const int64_t first = start + column;
+      const uint64_t first = static_cast<uint64_t>(start + column);
       uint32_t vector = 0;
-#pragma unroll 1
+#pragma unroll
       for (int f = 0; f < kFours; ++f) {
         uint32_t word[kFour];
-        random_four(word, draw, first_four + static_cast<uint64_t>(first / kFour) + f);
+        random_four(word, draw, first_four + first / kFour + f);
 #pragma unroll
-        for (int i = 0; i < kFour; ++i) vector |= (word[i] >= threshold ? 1u : 0u) << (kFour * f + i);
+        for (int i = 0; i < kFour; ++i) vector |= word[i] >= threshold ? 1u << (kFour * f + i) : 0u;
       }
       if (kCount < kFour) vector = vector >> (first % kFour) & ((1u << kCount) - 1);
       bits |= vector << (k * kCount);

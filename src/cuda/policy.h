@@ -48,6 +48,7 @@ inline constexpr int kWarpRowsThreads = 128;
 inline constexpr int kBlockVectors = 4;
 inline constexpr int kBlockThreads = 512;  // at most
 inline constexpr int kBlocksResident = 2;  // the register budget: 65,536 / (512 * 2) on every architecture
+inline constexpr int kDropoutBlockThreads = kBlockThreads * kBlocksResident;  // at most, with dropout
 
 // Blocks of cluster_row have at most so many warps, unless they are as many as there can be: three or four of them fit a
 // multiprocessor. Measured as above, with 12, 16 and 8 warps: .96, .96, .94 at 24,576 columns, .89 at 32,768, .84, .82,
@@ -109,13 +110,13 @@ constexpr bool compiled(Direction direction, Element element, MaskKind mask) {
   return mask != MaskKind::float32 || element_bytes(element) == 2;
 }
 
-// Dropout has kernels of its own, so that the others carry no random numbers, and few of them: they wait for arithmetic
-// (five multiplications an element), which neither whole vectors nor more shapes would shorten. None for whole rows; two
-// shapes of warp_rows; no mask goes as a boolean one; rows past block_row are streamed, and so are all but the shortest
-// of float64.
+// Dropout has kernels of its own, so that the others carry no random numbers, and few of them: none for whole rows, as
+// they wait for arithmetic (five multiplications an element for Philox); two shapes of warp_rows, and a block of one warp
+// for what the longest would serve; no mask goes as a boolean one; blocks of block_row may be larger, and longer rows are
+// streamed, as are all but the shortest of float64.
 constexpr bool compiled_for_dropout(Element element, const WarpShape& shape) {
   const int capacity = shape.lanes * shape.vectors;
-  return capacity == 128 || (capacity == 32 && element != Element::float64);
+  return element == Element::float64 ? capacity == 128 : capacity == 16 || capacity == 64;
 }
 
 // Which strategies for longer rows than those of warp_rows. Clusters hold no float64.
@@ -198,7 +199,8 @@ inline Plan choose(const Question& question) {
   const bool light = question.direction == Direction::forward && !float_mask;  // one operand
   const Plan shared = exists(Strategy::shared_row) ? choose_shared(question) : Plan{};
   if (light && question.band && warps > kClusterWarps && shared.block_columns > 0) return shared;
-  if (warps <= kBlockThreads / kWarpLanes && exists(Strategy::block_row)) {
+  const int block_threads = question.dropout ? kDropoutBlockThreads : kBlockThreads;
+  if (warps <= block_threads / kWarpLanes && exists(Strategy::block_row)) {
     const int lanes = static_cast<int>(warps) * kWarpLanes;
     return {Strategy::block_row, lanes, kBlockVectors, 1, lanes, 1, 0};
   }
