@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -43,13 +42,11 @@ class Target:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
         self.python = folder / "venv/bin/python"
         (self.site,) = (folder / "venv").glob("lib/*/site-packages")
-        pip = importlib.util.find_spec("pip")
-        assert pip is not None
-        assert pip.origin is not None
+        pip = stand_in.pip_folder()
         if copy_pip:  # for users who may not enter the folder of this environment
-            shutil.copytree(Path(pip.origin).parent, self.site / "pip")
+            shutil.copytree(pip, self.site / "pip")
         else:
-            (self.site / "pip").symlink_to(Path(pip.origin).parent)
+            (self.site / "pip").symlink_to(pip)
         if version is not None:
             stand_in.torch(self.site, version, cuda, hip)
             stand_in.distribution(self.site, version.partition("+")[0], "torch")

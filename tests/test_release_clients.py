@@ -8,7 +8,6 @@ import functools
 import hashlib
 import http.server
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
@@ -21,6 +20,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import stand_in
 
 from release import index, landing
 
@@ -106,7 +106,7 @@ class Target:
         if client == "pip":
             # This environment's pip, without its neighbours.
             (folder / "pip").mkdir()
-            (folder / "pip/pip").symlink_to(Path(importlib.util.find_spec("pip").origin).parent)
+            (folder / "pip/pip").symlink_to(stand_in.pip_folder())
         with zipfile.ZipFile(make_wheel(folder, "torch", torch)) as archive:
             archive.extractall(self.packages)
 
