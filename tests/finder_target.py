@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import installers
 import stand_in
 import tiny_wheels
 
@@ -42,7 +43,7 @@ class Target:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
         self.python = folder / "venv/bin/python"
         (self.site,) = (folder / "venv").glob("lib/*/site-packages")
-        pip = stand_in.pip_folder()
+        pip = installers.pip_folder()
         if copy_pip:  # for users who may not enter the folder of this environment
             shutil.copytree(pip, self.site / "pip")
         else:

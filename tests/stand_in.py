@@ -37,14 +37,6 @@ INDEX = "https://index.example"
 VARIABLES = (_build.INDEX_VARIABLE, _build.COMPOSITE_VARIABLE)
 
 
-def pip_folder() -> Path:
-    """Where this environment's pip is. Not by importlib.util.find_spec, into which setuptools hooks a warning."""
-    spec = importlib.machinery.PathFinder.find_spec("pip")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
 def package(site: Path, record: dict[str, object] | None) -> Path:
     """The package in the folder `site`, with a build record or plain. Returns the package's folder."""
     folder = site / "scaled_mask_softmax"

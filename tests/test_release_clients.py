@@ -19,8 +19,8 @@ import threading
 import zipfile
 from pathlib import Path
 
+import installers
 import pytest
-import stand_in
 
 from release import index, landing
 
@@ -106,7 +106,7 @@ class Target:
         if client == "pip":
             # This environment's pip, without its neighbours.
             (folder / "pip").mkdir()
-            (folder / "pip/pip").symlink_to(stand_in.pip_folder())
+            (folder / "pip/pip").symlink_to(installers.pip_folder())
         with zipfile.ZipFile(make_wheel(folder, "torch", torch)) as archive:
             archive.extractall(self.packages)
 
