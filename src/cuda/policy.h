@@ -112,12 +112,13 @@ constexpr bool compiled(Direction direction, Element element, MaskKind mask) {
 
 // Dropout has kernels of its own, so that the others carry no random numbers, and few of them. No mask goes as a boolean
 // one. None for whole rows, as all wait for arithmetic (five multiplications an element for Philox): float16 rows of 128
-// to 4,096 columns take 1.7 to 2.0 times as long as without dropout, where a second pass takes 2.6 times. Three shapes of
-// warp_rows, as rows that fill half of one take half as long again; a block of one warp serves what the longest would.
-// Blocks of block_row may be larger, and longer rows are streamed, as are all but the shortest of float64.
+// to 4,096 columns take 1.7 to 2.0 times as long as without dropout, where a second pass takes 2.6 times. Two shapes of
+// warp_rows: rows that fill half of one take half as long again, and a shape more takes 1.3 MB of a wheel for every
+// architecture, which would be past its bound. A block of one warp serves what the longest would. Blocks of block_row may
+// be larger, and longer rows are streamed, as are all but the shortest of float64.
 constexpr bool compiled_for_dropout(Element element, const WarpShape& shape) {
   const int capacity = shape.lanes * shape.vectors;
-  return element == Element::float64 ? capacity == 128 : capacity >= 16 && capacity <= 64;
+  return element == Element::float64 ? capacity == 128 : capacity == 16 || capacity == 64;
 }
 
 // Which strategies for longer rows than those of warp_rows. Clusters hold no float64.
