@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -96,6 +98,8 @@ class Target:
             text=True,
             start_new_session=True,
             cwd=self.folder,
+            # A suite that a shell has put in the background ignores it, and so would its children.
+            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
 
     @property
