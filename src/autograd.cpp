@@ -14,6 +14,7 @@
 
 #include "derivative.h"
 #include "operators.h"
+#include "problem.h"
 
 namespace sms {
 namespace {
@@ -154,9 +155,6 @@ struct DependenceOnMask {
 bool is_plain(const Tensor& tensor) {
   return !has_tangent(tensor) && !tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::FuncTorchBatched);
 }
-
-// 1 / (1 - p), of the cells that dropout keeps; 0 where it keeps none.
-double dropout_factor(double dropout_p) { return dropout_p == 1 ? 0 : 1 / (1 - dropout_p); }
 
 // The backward kernels of one call. `grad` is that of the result of dropout, if there is a state.
 struct BackwardKernels {

@@ -308,7 +308,7 @@ Dropout dropout_of(double dropout_p) {
   dropout.active = true;
   const double of_all = std::round(dropout_p * 0x1p32);
   dropout.threshold = static_cast<uint32_t>(std::min(of_all, double{std::numeric_limits<uint32_t>::max()}));
-  dropout.factor = dropout_p == 1 ? 0 : 1 / (1 - dropout_p);
+  dropout.factor = dropout_factor(dropout_p);
   return dropout;
 }
 

@@ -105,6 +105,9 @@ struct Dropout {
   int64_t first_row = 0;   // the number of the problem's first row
 };
 
+// 1 / (1 - p), of the cells that dropout keeps; 0 where it keeps none, as where p is 1 to the nearest multiple of 2^-32.
+inline double dropout_factor(double dropout_p) { return dropout_p >= 1 - 0x1p-33 ? 0 : 1 / (1 - dropout_p); }
+
 struct ForwardProblem {
   Element element;       // dtype of x and y
   MaskKind mask_kind;

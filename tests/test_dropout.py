@@ -348,6 +348,25 @@ def test_gradients_of_a_mask_that_broadcasts(device: str, shape: tuple[int, ...]
         assert same_bits(alone, both[1])
 
 
+@pytest.mark.parametrize("p", [1 - 2.0**-34, 1.0 - 1e-16, 1.0])
+def test_what_is_nearest_to_one_drops_all(device: str, p: float) -> None:
+    """The one cell in 2**32 whose random number is the largest would otherwise be multiplied by up to 1e16."""
+    x = normal((2, 3, 40), torch.float32, device).requires_grad_()
+    result = sms.scaled_mask_softmax(x, dropout_p=p)
+    assert not result.any()
+    assert not torch.autograd.grad(result.sum(), x)[0].any()
+    assert _composite.dropout_factor(p) == 0
+    assert _composite.dropout_factor(1 - 2.0**-31) == 2.0**31
+
+
+@pytest.mark.parametrize("p", [False, torch.tensor(0.0), 0j, 10**400, -1])
+def test_what_is_no_probability_is_refused_by_name(p: Any) -> None:
+    """What equals 0 but is no number, too: a tensor would have the host wait for its device."""
+    for call in (sms.scaled_mask_softmax, sms.scaled_mask_softmax_):
+        with pytest.raises((TypeError, ValueError), match="dropout_p is"):
+            call(torch.zeros(2, 3), dropout_p=p)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_all_and_none(device: str, dtype: torch.dtype) -> None:
     """p = 1 gives zeros and zero gradients, and what is next to 0 everything."""

@@ -250,7 +250,7 @@ def forward_in_place_with_sink_probability(
 
 def dropout_factor(dropout_p: float) -> float:
     """Of the probabilities that are kept."""
-    return 0.0 if dropout_p == 1.0 else 1.0 / (1.0 - dropout_p)
+    return 0.0 if dropout_p >= 1.0 - 2.0**-33 else 1.0 / (1.0 - dropout_p)
 
 
 def forward_dropout(

@@ -91,6 +91,10 @@ def _check_types(
         raise TypeError(
             f"{prefix}dropout_p is a {type(dropout_p).__name__}; expected a Python number. Use float(dropout_p)."
         )
+    if isinstance(dropout_p, int) and not 0 <= dropout_p <= 1:  # one that no float holds would not reach the operator
+        raise ValueError(
+            f"{prefix}dropout_p is {dropout_p}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no dropout."
+        )
 
 
 def scaled_mask_softmax(
@@ -190,6 +194,7 @@ def scaled_mask_softmax(
         and window is None
         and key_lengths is None
         and sink is None
+        and type(dropout_p) is float
         and dropout_p == 0.0
     ):
         # Arguments by keyword cost a third of a small call.
@@ -245,6 +250,7 @@ def scaled_mask_softmax_(
         and window is None
         and key_lengths is None
         and sink is None
+        and type(dropout_p) is float
         and dropout_p == 0.0
     ):
         _forward_in_place(x, mask, scale, is_causal)
