@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "copy.cuh"
+
 namespace sms::cuda {
 
 __device__ __forceinline__ uint32_t cluster_block() {
@@ -15,10 +17,6 @@ __device__ __forceinline__ uint32_t cluster_blocks() {
   uint32_t count;
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
   return count;
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 // First half of a barrier that orders nothing: the second half tells that every block of the cluster has begun.

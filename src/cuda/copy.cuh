@@ -5,6 +5,10 @@
 
 namespace sms::cuda {
 
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
 // The shared memory that a launch asked for; 16-byte aligned.
 __device__ __forceinline__ char* launched_memory() {
   extern __shared__ __align__(16) char memory[];
@@ -14,10 +18,7 @@ __device__ __forceinline__ char* launched_memory() {
 // 16 bytes, both addresses aligned.
 __device__ __forceinline__ void copy_16(char* target, const char* source) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(target))),
-               "l"(source)
-               : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)), "l"(source) : "memory");
 #else
   *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(source);
 #endif

@@ -72,9 +72,6 @@ Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, 
   return kernel;
 }
 
-template <Element kElement, Strategy kStrategy, bool kDropout>
-inline constexpr bool kExists = compiled(kElement, kStrategy, kDropout);
-
 template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
 auto forward_kernel(const Plan& plan) {
   using Kernel = void (*)(ForwardArguments);
@@ -85,13 +82,13 @@ auto forward_kernel(const Plan& plan) {
   Kernel block_row = nullptr;
   Kernel cluster_row = nullptr;
   Kernel shared_row = nullptr;
-  if constexpr (kExists<kElement, Strategy::block_row, kDropout>) {
+  if constexpr (compiled(kElement, Strategy::block_row, kDropout)) {
     block_row = block_row_forward<kElement, kMask, kWhole, kDropout>;
   }
-  if constexpr (kExists<kElement, Strategy::cluster_row, kDropout>) {
+  if constexpr (compiled(kElement, Strategy::cluster_row, kDropout)) {
     cluster_row = cluster_row_forward<kElement, kMask, kWhole>;
   }
-  if constexpr (kExists<kElement, Strategy::shared_row, kDropout>) {
+  if constexpr (compiled(kElement, Strategy::shared_row, kDropout)) {
     shared_row = shared_row_forward<kElement, kMask, kWhole>;
   }
   const Kernel stream_row = stream_row_forward<kElement, kMask, kWhole, kDropout>;
@@ -108,13 +105,13 @@ auto backward_kernel(const Plan& plan) {
   Kernel block_row = nullptr;
   Kernel cluster_row = nullptr;
   Kernel shared_row = nullptr;
-  if constexpr (kExists<kElement, Strategy::block_row, kDropout>) {
+  if constexpr (compiled(kElement, Strategy::block_row, kDropout)) {
     block_row = block_row_backward<kElement, kWhole, kDropout>;
   }
-  if constexpr (kExists<kElement, Strategy::cluster_row, kDropout>) {
+  if constexpr (compiled(kElement, Strategy::cluster_row, kDropout)) {
     cluster_row = cluster_row_backward<kElement, kWhole>;
   }
-  if constexpr (kExists<kElement, Strategy::shared_row, kDropout>) {
+  if constexpr (compiled(kElement, Strategy::shared_row, kDropout)) {
     shared_row = shared_row_backward<kElement, kWhole>;
   }
   const Kernel stream_row = stream_row_backward<kElement, kWhole, kDropout>;
