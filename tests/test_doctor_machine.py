@@ -29,7 +29,8 @@ UUIDS = {
 def driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The variables of a machine with a driver and three devices."""
     folder = tmp_path_factory.mktemp("driver")
-    return {"PATH": "/usr/bin:/bin", **fake_driver.library(folder), "FAKE_GPUS": f"{H200};{V100};{MIG}"}
+    (folder / "bin").mkdir()  # of no program, a machine's own nvidia-smi among them
+    return {"PATH": str(folder / "bin"), **fake_driver.library(folder), "FAKE_GPUS": f"{H200};{V100};{MIG}"}
 
 
 def look(variables: dict[str, str], root: Path = Path("/nowhere")) -> gpus.Driver:

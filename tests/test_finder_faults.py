@@ -132,7 +132,7 @@ def test_a_server_without_ranges(ranges: str, server: Server, target: Target, fo
     assert there(folder) is (ranges == "none")
 
 
-@pytest.mark.parametrize("beginning", [b"x" * 200_000, b"x" * SIZE * 2])
+@pytest.mark.parametrize("beginning", [b"x" * 200_000, b"x" * SIZE * 2], ids=["shorter", "longer"])
 def test_a_beginning_of_another_file(beginning: bytes, server: Server, target: Target, folder: Path) -> None:
     """The whole is fetched once more."""
     part(folder).parent.mkdir(parents=True)
