@@ -196,7 +196,7 @@ def _index(arguments: argparse.Namespace) -> None:
         if arguments.address:
             found.set_address(arguments.address)
     if arguments.yank:
-        print(f"withdrawn: {withdrawn} wheels of {arguments.yank}")
+        print(f"withdrawn: {withdrawn} files of {arguments.yank}")
     for name in channels:
         print(arguments.directory / name)
     for name in found.missing:
@@ -529,9 +529,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("second", type=Path)
     command.set_defaults(run=_compare)
 
-    command = commands.add_parser("index", help="lay wheels out as channels below a directory")
+    command = commands.add_parser("index", help="lay wheels and source distributions out as channels below a directory")
     command.add_argument("directory", type=Path)
-    command.add_argument("wheels", type=Path, nargs="*", metavar="WHEEL")
+    command.add_argument("wheels", type=Path, nargs="*", metavar="FILE")
     command.add_argument(
         "--release",
         choices=["complete", "partial"],

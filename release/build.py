@@ -117,7 +117,7 @@ def plain(tools: Environment, folder: Path) -> Path:
     return target
 
 
-def sdist(tools: Environment, folder: Path) -> None:
+def sdist(tools: Environment, folder: Path) -> Path:
     """The source distribution, in `folder`."""
     run(
         [tools.python, "-c", _SDIST, folder],
@@ -127,6 +127,8 @@ def sdist(tools: Environment, folder: Path) -> None:
         env={**os.environ, "SOURCE_DATE_EPOCH": source_date_epoch()},
         show=lambda line: False,
     )
+    (archive,) = folder.glob("*.tar.gz")
+    return archive
 
 
 def auditwheel(environment: Environment, wheel: Path, folder: Path, platform: str | None = None) -> None:

@@ -1,9 +1,10 @@
 """Lays wheels out as channels: one PEP 503 index a (CUDA, torch) pair, so that pip can never pick a neighbour's binary.
 
 A channel is a folder such as whl/cu130/torch2.14/ and works from file://, any web server and static hosting. Links
-carry sha256, write + as %2B, and have PEP 658 metadata beside the wheel. index.json says the same to tools and is what
-the pages are written from; it remembers what was withdrawn. Nothing is ever deleted, and a file that is in a channel is
-never replaced by another, unless that is asked for.
+carry sha256, write + as %2B, and have PEP 658 metadata beside the wheel. What fits every torch, the plain wheel and the
+source distribution, has the channel plain/; the latter is on no page that installers read, or they would compile it
+unasked. index.json says the same to tools and is what the pages are written from; it remembers what was withdrawn.
+Nothing is ever deleted, and a file that is in a channel is never replaced by another, unless that is asked for.
 
 A reader never sees half an update: files come before the page that links to them, and each replaces its predecessor in
 one step.
@@ -24,19 +25,25 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
-from . import landing, record, wheel_file
+from . import landing, record, source_file, wheel_file
+from .landing import PLAIN
+from .source_file import SourceFile
 from .wheel_file import WheelFile
 
 PROJECT = "scaled-mask-softmax"
 DATA = "index.json"
 CHECKSUMS = "SHA256SUMS"
+# Of index.json. Another number means that readers of this one would misread it.
+FORMAT = 1
 
-
-# What the names of our wheels are made of: no other is indexed, so none can lead out of a channel or into a page.
-_VERSION = r"\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?\+(?P<cuda>cpu|cu\d+)torch(?P<torch>\d+(?:\.[a-z0-9]+)*)"
-_NAME = re.compile(rf"{wheel_file.NAME}-(?P<version>{_VERSION})-\w+-\w+-\w+(?:\.\w+)*\.whl", re.ASCII)
+# What the names of our files are made of: no other is indexed, so none can lead out of a channel or into a page.
+_PUBLIC = r"\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?"
+_LABEL = r"\+(?P<cuda>cpu|cu\d+)torch(?P<torch>\d+(?:\.[a-z0-9]+)*)"
+_NATIVE = re.compile(rf"{wheel_file.NAME}-(?P<version>{_PUBLIC}{_LABEL})-\w+-\w+-\w+(?:\.\w+)*\.whl", re.ASCII)
+_PLAIN = re.compile(rf"{wheel_file.NAME}-(?P<version>{_PUBLIC})(?:-py3-none-any\.whl|\.tar\.gz)", re.ASCII)
 
 
 class ChannelError(ValueError):
@@ -45,7 +52,7 @@ class ChannelError(ValueError):
 
 @dataclass(frozen=True)
 class Entry:
-    """A wheel in a channel, as index.json has it."""
+    """A file in a channel, as index.json has it."""
 
     filename: str
     version: str
@@ -60,7 +67,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         """Raises ChannelError for what no wheel of ours has, wherever it comes from."""
-        name = _NAME.fullmatch(self.filename)
+        name = _name(self.filename)
         texts = (self.filename, self.version, self.url, self.sha256, self.metadata_sha256, self.requires_python)
         right = (
             all(isinstance(text, str) for text in texts)
@@ -78,17 +85,25 @@ class Entry:
             and isinstance(self.yanked, str | None)
         )
         if not right:
-            raise ChannelError(f"{self.filename!r} is described as no wheel of ours is: {asdict(self)}")
+            raise ChannelError(f"{self.filename!r} is described as no file of ours is: {asdict(self)}")
+
+    @property
+    def is_source(self) -> bool:
+        return self.filename.endswith(".tar.gz")
 
 
-def channel(wheel_name: str) -> str:
-    """The channel of a wheel, from its file name: "whl/cu130/torch2.14"."""
-    match = _NAME.fullmatch(wheel_name)
+def _name(filename: str) -> re.Match[str] | None:
+    return _NATIVE.fullmatch(filename) or _PLAIN.fullmatch(filename)
+
+
+def channel(filename: str) -> str:
+    """The channel of a file, from its name: "whl/cu130/torch2.14", or "plain"."""
+    match = _name(filename)
     if match is None:
         raise ChannelError(
-            f"{wheel_name!r} is no wheel's name with a label such as +cu130torch2.14, so it belongs to no channel"
+            f"{filename!r} is the name of no wheel and no source distribution of ours, so it belongs to no channel"
         )
-    return f"whl/{match['cuda']}/torch{match['torch']}"
+    return f"whl/{match['cuda']}/torch{match['torch']}" if match.re is _NATIVE else PLAIN
 
 
 def page(title: str, links: Iterable[str]) -> str:
@@ -138,21 +153,27 @@ def put(path: Path, data: bytes | Path) -> None:
         raise
 
 
-def _entry(wheel: WheelFile, data: bytes, base_url: str) -> Entry:
-    name = wheel.path.name
+def _built(wheel: WheelFile) -> dict[str, Any]:
+    """A wheel's build record; empty where it has none. Raises ChannelError for another wheel's."""
     path = f"{wheel_file.NAME}/_build_record.py"
     build = record.read(wheel.files[path].decode("utf-8", "replace")) if path in wheel.files else {}
     label = str(build.get("version", wheel.version)).partition("+")[2]
     if label != wheel.version.partition("+")[2]:
         raise ChannelError(f"{wheel.path} was built for {label}, and belongs to another channel than its name says")
+    return build
+
+
+def _entry(file: WheelFile | SourceFile, data: bytes, base_url: str) -> Entry:
+    name = file.path.name
+    build = _built(file) if isinstance(file, WheelFile) else {}
     return Entry(
         filename=name,
-        version=wheel.version,
+        version=file.version,
         url=base_url + quote(name),
         sha256=hashlib.sha256(data).hexdigest(),
         size=len(data),
-        metadata_sha256=hashlib.sha256(wheel.metadata).hexdigest(),
-        requires_python=wheel.field("Requires-Python"),
+        metadata_sha256=hashlib.sha256(file.metadata).hexdigest(),
+        requires_python=str(file.message.get("Requires-Python", "")),
         architectures=build.get("architectures", []),
         ptx=build.get("ptx", []),
         yanked=None,
@@ -173,6 +194,8 @@ class Index:
         if path.is_file():
             try:
                 data = json.loads(path.read_text(encoding="utf-8"))
+                if (found := data.get("format", FORMAT)) != FORMAT:
+                    raise ValueError(f"it is of format {found!r}, and this release writes {FORMAT}")
                 self.missing = data["expected_missing"]
                 if not all(isinstance(name, str) for name in self.missing):
                     raise TypeError("expected_missing are not names")
@@ -181,14 +204,15 @@ class Index:
                 for name, entries in data["channels"].items():
                     self.channels[name] = {entry["filename"]: Entry(**entry) for entry in entries}
                     if stray := [file for file in self.channels[name] if channel(file) != name]:
-                        raise ChannelError(f"{stray[0]} is no wheel of channel {name!r}")
+                        raise ChannelError(f"{stray[0]} is no file of channel {name!r}")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ChannelError(f"{path} is none of ours: {error!r}") from None
-        for file in sorted(root.glob(f"whl/*/*/{PROJECT}/*.whl")):
+        patterns = (f"whl/*/*/{PROJECT}/*.whl", f"{PLAIN}/{PROJECT}/*.whl", f"{PLAIN}/{PROJECT}/*.tar.gz")
+        for file in sorted(path for pattern in patterns for path in root.glob(pattern)):
             self._check_file(file)
 
     def _check_file(self, path: Path) -> None:
-        """A wheel that lies in a channel belongs there, and is the one that was indexed."""
+        """A file that lies in a channel belongs there, and is the one that was indexed."""
         folder = path.parent.parent.relative_to(self.root).as_posix()
         if channel(path.name) != folder:
             raise ChannelError(f"{path} lies in a channel that is not its own, which is {channel(path.name)}")
@@ -199,21 +223,24 @@ class Index:
             raise ChannelError(f"{path} is not the file that was indexed")
 
     def add(self, path: Path, *, base_url: str = "", assets: Path | None = None, may_replace: bool = False) -> str:
-        """Adds a wheel and returns its channel. With `base_url` links lead there, and the files go to `assets`.
+        """Adds a wheel or a source distribution and returns its channel. With `base_url` links lead there, and the
+        files go to `assets`.
 
         Raises WheelFileError where it is none, ChannelError where it belongs to no channel or where another file has
         its name, unless `may_replace`.
         """
-        wheel = wheel_file.read(path)
+        is_source = path.name.endswith(".tar.gz")
+        read: WheelFile | SourceFile = source_file.read(path) if is_source else wheel_file.read(path)
         name, data = channel(path.name), path.read_bytes()
-        entry, entries = _entry(wheel, data, base_url), self.channels.setdefault(name, {})
+        entry, entries = _entry(read, data, base_url), self.channels.setdefault(name, {})
         known = entries.get(path.name)
         if known is not None and known.sha256 != entry.sha256 and not may_replace:
             raise ChannelError(f"{path} and the file of that name in {name} differ: a released file never changes")
         entries[path.name] = entry if known is None else replace(entry, yanked=known.yanked)
         folder = assets if base_url and assets is not None else self.root / name / PROJECT
         self._new[folder / path.name] = path
-        self._new[folder / f"{path.name}.metadata"] = wheel.metadata
+        if not is_source:
+            self._new[folder / f"{path.name}.metadata"] = read.metadata
         return name
 
     def set_address(self, address: str) -> None:
@@ -229,7 +256,7 @@ class Index:
     def yank(self, version: str, reason: str) -> int:
         """Withdraws a version (of every label, or with its label): only who asks for it exactly still gets it.
 
-        Returns how many wheels that are. Raises ChannelError where there is none.
+        Returns how many files that are. Raises ChannelError where there is none.
         """
         count = 0
         for entries in self.channels.values():
@@ -238,16 +265,17 @@ class Index:
                     entries[file] = replace(entry, yanked=reason)
                     count += 1
         if count == 0:
-            raise ChannelError(f"no wheel of {version} is in {self.root}")
+            raise ChannelError(f"nothing of {version} is in {self.root}")
         return count
 
     def expect(self, names: Iterable[str], version: str, *, allow_missing: bool) -> None:
-        """The wheels of `version` are those with these names: all, or what lacks is listed if `allow_missing`.
+        """The native wheels of `version` are those with these names: all, or what lacks is listed if `allow_missing`.
 
         Raises ChannelError for one that lacks, and for one more: its cell is unproven.
         """
         wanted = set(names)
-        here = {entry.filename for entry in self.entries() if entry.version.partition("+")[0] == version}
+        native = (entry for entry in self.entries() if "+" in entry.version)
+        here = {entry.filename for entry in native if entry.version.partition("+")[0] == version}
         if more := sorted(here - wanted):
             raise ChannelError(f"{more[0]} is no wheel of release {version}: the matrix has no such cell, or unproven")
         self.missing = sorted(wanted - here)
@@ -264,6 +292,7 @@ class Index:
             put(path, contents.encode())
 
         everything = {
+            "format": FORMAT,
             "project": PROJECT,
             "channels": {
                 name: [asdict(self.channels[name][file]) for file in sorted(self.channels[name])]
@@ -274,7 +303,7 @@ class Index:
         }
         text(self.root / DATA, json.dumps(everything, indent=2) + "\n")
         for name, entries in self.channels.items():
-            links = [_link(entries[file]) for file in sorted(entries)]
+            links = [_link(entries[file]) for file in sorted(entries) if not entries[file].is_source]
             text(self.root / name / PROJECT / "index.html", page(f"Links for {PROJECT}", links))
             text(self.root / name / "index.html", page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>']))
         sums = [

@@ -71,6 +71,9 @@ copy.addEventListener("click", async () => {
   status.textContent = done ? "Copied." : "Selected: press Ctrl+C to copy.";
 });
 
+for (const code of document.querySelectorAll("[data-lines]")) {
+  code.textContent = code.dataset.lines.replaceAll("{index}", root.href);
+}
 addEventListener("hashchange", fromAddress);
 document.getElementById("selector").hidden = false;
 fromAddress();

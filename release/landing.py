@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .index import Entry
 
 PROJECT = "scaled-mask-softmax"
+# The channel of the plain wheel and the source distribution.
+PLAIN = "plain"
 _PIP = '--no-deps --index-url {channel} "scaled-mask-softmax=={version}"'
 _FILE = "scaled-mask-softmax @ {wheel}#sha256={sha256}"
 # How each tool is told. The selector fills them in the browser, `filled` here.
@@ -60,6 +62,12 @@ LINES = {
         'name = "scaled-mask-softmax"\nurl = "{channel}"\npriority = "explicit"',
     ),
 }
+
+# For a torch that no wheel is for: the command comes with the plain wheel.
+BUILD = (
+    'python -m pip install --no-deps --index-url {index}plain/ "scaled-mask-softmax=={version}"\n'
+    "scaled-mask-softmax build --index {index} --install"
+)
 
 # In the lines of a page that does not know where it will lie.
 PLACEHOLDER = "INDEX/"
@@ -206,23 +214,49 @@ def _coverage(offered: Sequence[Wheel], address: str) -> str:
     return _table("What exists", heads, rows)
 
 
-def _every(wheels: Sequence[Wheel]) -> str:
+def _every(label: str, wheels: Sequence[Wheel]) -> str:
     rows = []
     for wheel in wheels:
         entry = wheel.entry
         state = "" if entry.yanked is None else f"withdrawn: {escape(entry.yanked or 'no reason was given')}"
+        # Linked so that a copy made by following links has it; the channel's page only names it.
+        metadata = (
+            f'<a href="{escape(wheel.link(""))}.metadata" aria-label="metadata of {escape(entry.filename)}">'
+            "metadata</a>"
+        )
         rows.append(
             (
                 f'<a href="{escape(wheel.link(""))}">{escape(entry.filename)}</a>',
-                # Linked so that a copy made by following links has it; the channel's page only names it.
-                f'<a href="{escape(wheel.link(""))}.metadata" aria-label="metadata of {escape(entry.filename)}">'
-                "metadata</a>",
+                "" if entry.is_source else metadata,
                 escape(_size([entry.size])),
                 f"<code>{escape(entry.sha256)}</code>",
                 state,
             )
         )
-    return _table("Every wheel", ("Wheel", "Metadata", "Size", "SHA-256", "State"), rows)
+    return _table(label, ("File", "Metadata", "Size", "SHA-256", "State"), rows)
+
+
+def _plain(entries: Iterable[Entry], address: str) -> str:
+    """What fits every torch: the source distribution, and the plain wheel with the command that compiles it."""
+    order = sorted(entries, key=lambda entry: version_order(entry.version), reverse=True)
+    files = [Wheel("", "", "", "", "", f"{PLAIN}/", entry) for entry in order]
+    offered = [file for file in files if file.entry.is_source and file.entry.yanked is None]
+    final = [file for file in offered if version_order(file.version)[1]] or offered
+    lines = ""
+    if final:
+        template = BUILD.replace("{version}", final[0].version)
+        lines = (
+            f'<pre><code data-lines="{escape(template)}">{escape(template.replace("{index}", address))}</code></pre>\n'
+        )
+    return (
+        "<h2>For another torch</h2>\n"
+        "<p>For a vendor's or a nightly torch, and for any other that no wheel is for, "
+        "<code>scaled-mask-softmax build</code> compiles one from the source distribution, after saying how long that "
+        f'takes. The command is part of every wheel, the <a href="{PLAIN}/">plain one</a> too, which runs beside any '
+        "torch on plain torch operators.</p>\n"
+        f"{lines}<details>\n<summary>The plain wheel and the source distribution, with their checksums</summary>\n"
+        f"{_every('Plain wheels and source distributions', files)}</details>\n"
+    )
 
 
 def _radios(name: str, title: str, values: Mapping[str, str]) -> str:
@@ -293,14 +327,17 @@ def page(channels: Mapping[str, Mapping[str, Entry]], missing: Sequence[str], ad
         f"default-src 'none'; script-src {_source(script)}; style-src {_source(style)}; base-uri 'none'; "
         "form-action 'none'"
     )
-    note = "" if address else f"<p>In these tables <code>{PLACEHOLDER}</code> stands for this page's address.</p>\n"
+    note = "" if address else f"<p>In the tables <code>{PLACEHOLDER}</code> stands for this page's address.</p>\n"
     if offered:
         body = (
             f"{_selector(offered)}<h2>What exists</h2>\n{note}{_coverage(offered, where)}{_ways(offered[0], where)}"
-            f"<details>\n<summary>Every wheel, with its checksum</summary>\n{_every(wheels)}</details>\n"
+            f"<details>\n<summary>Every wheel, with its checksum</summary>\n{_every('Every wheel', wheels)}"
+            "</details>\n"
         )
     else:
         body = "<p>There is no wheel here yet.</p>\n"
+    if plain := channels.get(PLAIN):
+        body += _plain(plain.values(), where)
     if missing:
         names = "".join(f"<li><code>{escape(name)}</code></li>\n" for name in missing)
         body += f"<details>\n<summary>Expected, and missing</summary>\n<ul>\n{names}</ul>\n</details>\n"

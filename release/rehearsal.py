@@ -112,10 +112,10 @@ class _Clone:
 
     def publish(self) -> None:
         """What a release does with a channel that has others: adds, and never takes away."""
-        wheels = sorted((self.staged / "assets").glob("*+*.whl"))
+        files = sorted(path for path in (self.staged / "assets").iterdir() if path.suffix in (".whl", ".gz"))
         base = (FOLDER / "released").as_uri() + "/"
         options: list[str | Path] = ["--base-url", base, "--assets", FOLDER / "released", "--release", "complete"]
-        self.release("index", FOLDER / "pages", *wheels, *options)
+        self.release("index", FOLDER / "pages", *files, *options)
 
 
 def _published() -> dict[str, str]:
@@ -168,8 +168,10 @@ def run(cells: Sequence[str], manylinux: str, archs: str, *, try_out: Sequence[s
     clone.stage(f"v{later}")
     clone.publish()
     new = _published()
-    if len(old) != len(cells) or len(new) != 2 * len(cells) or not old.items() <= new.items():
-        raise StepError(f"{len(old)} wheels were published, then {len(new)}, where {2 * len(cells)} were expected")
+    # The plain wheel and the source distribution too.
+    expected = len(cells) + 2
+    if len(old) != expected or len(new) != 2 * expected or not old.items() <= new.items():
+        raise StepError(f"{len(old)} files were published, then {len(new)}, where {2 * expected} were expected")
 
     steps.next("publishing again changes nothing; another file of a released name is refused")
     pages = {path: path.stat().st_mtime_ns for path in (FOLDER / "pages").rglob("*")}
@@ -193,4 +195,4 @@ def run(cells: Sequence[str], manylinux: str, archs: str, *, try_out: Sequence[s
         if f"-{version}+" not in got.name:
             raise StepError(f"pip took {got.name}, not version {version}")
         say(f"      {got.name}")
-    say(f"Done: {len(new)} wheels of two versions in {FOLDER / 'pages'}")
+    say(f"Done: {len(new)} files of two versions in {FOLDER / 'pages'}")

@@ -24,7 +24,7 @@ def check_tag(data: Matrix, tag: str) -> None:
 def stage(data: Matrix, tools: Environment, folder: Path, found: Iterable[Path]) -> list[Path]:
     """Stages the release below `folder` (emptied first) from exactly the wheels of the matrix's proven cells.
 
-    `site` holds the channels with the wheels in them, `assets` every file of the release and their checksums. Returns
+    `site` holds the channels with the files in them, `assets` every file of the release and their checksums. Returns
     the assets. Raises ChannelError where a wheel is missing or one too many.
     """
     site, assets = folder / "site", folder / "assets"
@@ -34,12 +34,14 @@ def stage(data: Matrix, tools: Environment, folder: Path, found: Iterable[Path])
         for wheel in found:
             update.add(wheel)
         update.expect(wheels(data, data.cells(proven=True)), data.version, allow_missing=False)
-    assets.mkdir(parents=True)
+        assets.mkdir(parents=True)
+        plain = build.plain(tools, assets)
+        for path in (plain, build.sdist(tools, assets)):
+            update.add(path)
     for wheel in found:
         shutil.copyfile(wheel, assets / wheel.name)
+    for wheel in (*found, plain):
         (assets / f"{wheel.name}.metadata").write_bytes(wheel_file.read(wheel).metadata)
-    build.plain(tools, assets)
-    build.sdist(tools, assets)
     files = sorted(assets.iterdir())
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (assets / index.CHECKSUMS).write_text("".join(sums), encoding="utf-8")

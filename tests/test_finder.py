@@ -441,6 +441,113 @@ def test_a_hostile_source_distribution(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "outside").exists()
 
 
+@pytest.fixture
+def with_source(site: Path, source: Path, tmp_path: Path) -> Path:
+    """The index with plain wheels and source distributions of two versions and a withdrawn one."""
+    made = [tiny_wheels.source(tmp_path / "sources", version, source) for version in ("0.9.0", "1.0.0", "1.0.1")]
+    index.write(site, [*made, *(tiny_wheels.wheel(tmp_path / "plain", version) for version in ("0.9.0", "1.0.0"))])
+    return site
+
+
+@pytest.mark.parametrize("installer", INSTALLERS)
+def test_build_of_the_indexs_source_distribution(
+    installer: str, with_source: Path, address: str, tmp_path: Path
+) -> None:
+    """Fetched and verified: the newest that is not withdrawn, or the version that is asked for."""
+    with index.update(with_source) as found:
+        found.yank("1.0.1", "wrong rows")
+    target = vendor(tmp_path)
+    refused = target.run("install", "--index", address)
+    assert refused.returncode == 5
+    assert re.search(r"scaled-mask-softmax build --index \S.* makes one from its source distribution", refused.stderr)
+    arguments = ("build", "--output", tmp_path / "out", "--installer", installer)
+    variables = {"SEEN": str(tmp_path / "seen.json")}
+    for given, version in (("--dry-run",), "1.0.0"), (("--dry-run", "--version", "1.0.1"), "1.0.1"), ((), "1.0.0"):
+        done = target.run(*arguments, *given, "--index", address, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(
+            rf"^scaled_mask_softmax-{version}\.tar\.gz  0\.0 MB  fetched from .*, sha256 ver", done.stdout, re.M
+        )
+        assert ("was withdrawn: wrong rows" in done.stdout) is (version == "1.0.1")
+        assert "This compiles scaled-mask-softmax for torch " in done.stdout
+    (wheel,) = (tmp_path / "out").glob("*.whl")
+    assert done.stdout.splitlines()[-1].endswith(str(wheel))
+    assert not list(tmp_path.glob("scaled-mask-softmax-*"))
+
+
+def test_build_of_an_index_without_that_source_distribution(with_source: Path, tmp_path: Path) -> None:
+    target = vendor(tmp_path)
+    done = target.run("build", "--index", with_source, "--version", "9.9")
+    assert done.returncode == 5
+    assert "has no source distribution of version 9.9; it has 0.9.0, 1.0.0, 1.0.1: give a clone" in done.stderr
+    index.write(tmp_path / "bare", [tiny_wheels.wheel(tmp_path / "wheels", FULL)])
+    done = target.run("build", SCALED_MASK_SOFTMAX_INDEX=str(tmp_path / "bare"))
+    assert (done.returncode, "bare has no source distribution: give a clone" in done.stderr) == (5, True)
+    done = target.run("build")
+    assert (done.returncode, "there is nothing to build: give a clone" in done.stderr) == (2, True)
+    done = target.run("build", ".", "--index", with_source)
+    assert (done.returncode, "not both" in done.stderr) == (2, True)
+
+
+def test_a_source_distribution_that_is_not_the_indexs(with_source: Path, server, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Nothing of it is unpacked."""
+    server.fault("1.0.1.tar.gz", replace=tiny_wheels.source(tmp_path / "other", "1.0.1").read_bytes())
+    done = vendor(tmp_path).run("build", "--index", server.address)
+    assert done.returncode in (6, 7)
+    assert re.search("another sha256 than the index says|ended after|there are no more than", done.stderr)
+    assert "This compiles" not in done.stdout
+
+
+def test_the_plain_wheel_and_the_source_distribution_for_a_machine_without_a_network(
+    with_source: Path, tmp_path: Path
+) -> None:
+    target, folder = vendor(tmp_path), tmp_path / "carried"
+    done = target.run("download", "--index", with_source, "--plain", "--version", "1.0.0", folder)
+    assert done.returncode == 0, done.stderr
+    names = sorted(entry.filename for entry in index.Index(folder).entries())
+    assert names == ["scaled_mask_softmax-1.0.0-py3-none-any.whl", "scaled_mask_softmax-1.0.0.tar.gz"]
+    # As the last lines say.
+    install, build = [shlex.split(line) for line in done.stdout.splitlines() if line.startswith("  ")]
+    channel = install[install.index("--index-url") + 1].replace("/DIR/", f"{folder}/")
+    command = [target.python, "-m", "pip", "install", "--no-deps", "--index-url", channel, install[-1]]
+    subprocess.run(command, env=target.environment(), capture_output=True, check=True)
+    assert target.installed["scaled-mask-softmax"] == "1.0.0"
+    assert build[:2] == ["scaled-mask-softmax", "build"]
+    words = [str(folder) if word == "DIR" else word for word in build[1:]]
+    done = target.run(*words, "--dry-run", "--installer", "pip")
+    assert done.returncode == 0, done.stderr
+    assert "fetched from" in done.stdout
+    done = target.run("download", "--index", folder, "--plain", "--version", "2.0", tmp_path / "more")
+    assert (done.returncode, "has no source distribution of version 2.0; it has 1.0.0" in done.stderr) == (5, True)
+
+
+def test_installers_are_not_offered_the_source_distribution(with_source: Path, tmp_path: Path) -> None:
+    """They would compile it, unasked."""
+    with index.update(with_source) as found:
+        for file in [name for name in found.channels["plain"] if name.endswith(".whl")]:
+            (with_source / "plain" / channels.PROJECT / file).unlink()
+            del found.channels["plain"][file]
+    command = [Target(tmp_path / "target").python, "-m", "pip", "download", "--no-deps", "--no-cache-dir"]
+    url = (with_source / "plain").as_uri()
+    done = subprocess.run(
+        [*command, "--index-url", f"{url}/", channels.PROJECT], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert "No matching distribution found" in done.stderr
+
+
+def test_channels_lists_what_fits_every_torch(with_source: Path, tmp_path: Path) -> None:
+    lines = Target(tmp_path / "target").run("channels", "--index", with_source).stdout.splitlines()
+    plain = [line.split() for line in lines if line.startswith("  plain ")]
+    assert [row[1:4] for row in plain] == [
+        ["0.9.0", "source", "any"],
+        ["0.9.0", "py3", "any"],
+        ["1.0.0", "source", "any"],
+        ["1.0.0", "py3", "any"],
+        ["1.0.1", "source", "any"],
+    ]
+
+
 # What takes which wheel
 
 

@@ -636,6 +636,18 @@ def test_an_index_that_is_none(text: str, site: Path, target: Target) -> None:
     assert "is no index of this project" in done.stderr or "lacks what every entry has" in done.stderr
 
 
+@pytest.mark.parametrize("number", [2, 10**30, "2", None, [1]])
+def test_an_index_of_a_later_format(number: object, site: Path, target: Target, folder: Path) -> None:
+    """It is not guessed at."""
+    data = json.loads((site / channels.DATA).read_text())
+    for told in (number, channels.FORMAT):
+        (site / channels.DATA).write_text(json.dumps({**data, "format": told}))
+        done = target.run("download", "--index", site, folder)
+        assert done.returncode == (0 if told == channels.FORMAT else 6)
+        assert ("and this command reads format 1: install a newer scaled-mask-softmax" in done.stderr) is (told != 1)
+        assert there(folder) is (told == channels.FORMAT)
+
+
 def test_an_index_that_writes_to_the_terminal(site: Path, target: Target) -> None:
     change(site, yanked="\x1b]0;owned\x07\x1b[2J<script>\nverdict    fits")
     done = target.run("channels", "--index", site)

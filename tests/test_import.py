@@ -32,10 +32,7 @@ PYTHON = "{}.{}".format(*sys.version_info)
 
 def own_build(version: str) -> str:
     reason = f"torch {version} is a vendor's or a nightly build, which no release's wheel fits"
-    return (
-        "scaled-mask-softmax build . in a clone or an unpacked source distribution, beside that torch "
-        f"(no prebuilt wheel: {reason})"
-    )
+    return f"scaled-mask-softmax build --index {stand_in.INDEX} (no prebuilt wheel: {reason})"
 
 
 # The torch found (version, CUDA, ROCm, C++11 ABI), what differs from RECORD, its description, and the end of the fix.
@@ -74,13 +71,13 @@ MISFITS = {
         ("2.14.1+cu130", "13.0", None, False),
         "the C++ ABI",
         "torch 2.14.1+cu130, CUDA 13.0, pre-C++11 ABI",
-        '"scaled-mask-softmax==1.0.0"',
+        f'--index-url {stand_in.INDEX}/plain/ "scaled-mask-softmax==1.0.0"',
     ),
     "ROCm": (
         ("2.14.1+rocm6.4", None, "6.4.1", True),
         "the torch version, the CUDA major version",
         "torch 2.14.1+rocm6.4, no CUDA, ROCm 6.4.1, C++11 ABI",
-        '"scaled-mask-softmax==1.0.0"',
+        f'--index-url {stand_in.INDEX}/plain/ "scaled-mask-softmax==1.0.0"',
     ),
     "nightly": (
         (NIGHTLY, "13.0", None, True),
@@ -212,7 +209,9 @@ def test_the_command_names_what_the_build_publishes(
     if _build.why_no_wheel(facts) is None:
         assert command.endswith(f'/{channel}/ "scaled-mask-softmax==1.0.0+{label}"')
     else:
-        assert command.startswith("scaled-mask-softmax build . in a clone")
+        assert command.startswith(f"scaled-mask-softmax build --index {stand_in.INDEX} (no prebuilt wheel: ")
+        monkeypatch.delenv(_build.INDEX_VARIABLE)
+        assert _build.how_to_install("1.0.0", facts).startswith("scaled-mask-softmax build . in a clone or an unpacked")
 
 
 @pytest.mark.parametrize("row", matrix.load().torch.values(), ids=lambda row: row.minor)

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from html.parser import HTMLParser
 from urllib.parse import unquote
@@ -17,6 +18,8 @@ import pytest
 from release import ROOT, index, landing
 from release.index import ChannelError
 from release.wheel_file import WheelFileError
+from scaled_mask_softmax_cli import channels
+from tests import tiny_wheels
 
 
 class Links(HTMLParser):
@@ -83,16 +86,68 @@ def test_channels_are_apart_and_grow(tmp_path):
     )
 
 
-def test_a_plain_wheel_belongs_to_no_channel(tmp_path):
-    with pytest.raises(ChannelError, match="belongs to no channel"):
-        index.write(tmp_path / "site", [make_wheel(tmp_path, label="")])
+def test_the_plain_channel(tmp_path):
+    """It holds the plain wheel and the source distribution, which is on no page that installers read."""
+    site, plain, source = tmp_path / "site", make_wheel(tmp_path, label=""), tiny_wheels.source(tmp_path)
+    assert index.write(site, [make_wheel(tmp_path), plain, source]) == [site / "whl/cu130/torch2.14", site / "plain"]
+    (link,) = links(site / "plain/scaled-mask-softmax/index.html")
+    assert link["href"].partition("#")[0] == plain.name
+    assert (site / "plain/scaled-mask-softmax" / source.name).read_bytes() == source.read_bytes()
+    entries = json.loads((site / "index.json").read_text())["channels"]["plain"]
+    assert [(entry["filename"], entry["version"], entry["requires_python"]) for entry in entries] == [
+        (plain.name, "1.0.0", ">=3.10"),
+        (source.name, "1.0.0", ">=3.10"),
+    ]
+    assert entries[1]["sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
+    assert f"{entries[1]['sha256']}  plain/scaled-mask-softmax/{source.name}\n" in (site / "SHA256SUMS").read_text()
+    # They are no part of a release's native wheels, and withdrawn with their version.
+    with index.update(site) as found:
+        assert found.yank("1.0.0", "wrong rows") == 3
+        found.expect([make_wheel(tmp_path).name], "1.0.0", allow_missing=False)
+    # A changed source distribution is refused, as a changed wheel.
+    tiny_wheels.source(tmp_path, tree=tmp_path / "site/whl")
+    with pytest.raises(ChannelError, match="differ: a released file never changes"):
+        index.write(site, [source])
+    (site / "plain/scaled-mask-softmax" / source.name).write_bytes(source.read_bytes())
+    with pytest.raises(ChannelError, match="is not the file that was indexed"):
+        index.write(site, [])
+
+
+@pytest.mark.parametrize("bad", ["cut", "another's", "of another version", "without PKG-INFO", "renamed", "missing"])
+def test_a_source_distribution_that_is_none_of_ours(tmp_path, bad):
+    metadata = {"another's": "Name: other\nVersion: 1.0.0\n", "of another version": "Name: scaled-mask-softmax\n"}
+    path = tiny_wheels.source(tmp_path, metadata=metadata.get(bad))
+    if bad == "cut":
+        path.write_bytes(path.read_bytes()[:-20])
+    elif bad == "without PKG-INFO":
+        with tarfile.open(path, "w:gz") as tar:
+            tar.add(ROOT / "LICENSE", "scaled_mask_softmax-1.0.0/LICENSE")
+    elif bad == "renamed":
+        path = path.rename(tmp_path / "scaled_mask_softmax-1.0.1.tar.gz")
+    elif bad == "missing":
+        path.unlink()
+    with pytest.raises(WheelFileError, match=re.escape(str(path))):
+        index.write(tmp_path / "site", [path])
+    assert not (tmp_path / "site").exists()
+
+
+def test_an_index_json_of_a_later_format(tmp_path):
+    index.write(tmp_path, [make_wheel(tmp_path)])
+    data = json.loads((tmp_path / "index.json").read_text())
+    assert data["format"] == index.FORMAT == channels.FORMAT
+    (tmp_path / "index.json").write_text(json.dumps({**data, "format": 2}))
+    with pytest.raises(ChannelError, match="it is of format 2, and this release writes 1"):
+        index.Index(tmp_path)
+    del data["format"]
+    (tmp_path / "index.json").write_text(json.dumps(data))
+    assert len(list(index.Index(tmp_path).entries())) == 1
 
 
 @pytest.mark.parametrize("bad", ["no label", "missing", "broken", "another's", "renamed"])
 def test_all_wheels_are_checked_before_anything_is_written(tmp_path, bad):
     good, broken = make_wheel(tmp_path), tmp_path / "scaled_mask_softmax-1.0.0+cu130torch2.13-py3-none-any.whl"
     if bad == "no label":
-        broken = make_wheel(tmp_path, label="")
+        broken = make_wheel(tmp_path, label="", tag="cp311-cp311-linux_x86_64")
     elif bad == "broken":
         broken.write_bytes(good.read_bytes()[:-100])
     elif bad == "another's":
@@ -257,7 +312,7 @@ def test_withdrawn(tmp_path):
     found = index.Index(site)
     assert found.yank("1.0.0+cputorch2.14", "wrong rows") == 1
     assert found.yank("1.0.0", "wrong rows & more") == 3
-    with pytest.raises(ChannelError, match=r"no wheel of 2\.0\.0"):
+    with pytest.raises(ChannelError, match=r"nothing of 2\.0\.0"):
         found.yank("2.0.0", "")
     found.write()
     # Adding more, or the same again, brings none back.
@@ -290,6 +345,7 @@ def test_a_copy_made_by_following_links_is_whole(tmp_path):
     index.write(
         site, [make_wheel(tmp_path, label, tag) for label in ("cu130torch2.14", "cputorch2.14") for tag in tags]
     )
+    index.write(site, [make_wheel(tmp_path, label=""), tiny_wheels.source(tmp_path)])
     found, left = set(), {site / "index.html"}
     while left:
         page = left.pop()
@@ -343,7 +399,7 @@ def test_the_command(tmp_path):
 
     wheel = make_wheel(tmp_path)
     assert run(wheel).stdout == f"{tmp_path / 'site/whl/cu130/torch2.14'}\n"
-    assert run("--yank", "1.0.0", "--reason", "wrong rows").stdout == "withdrawn: 1 wheels of 1.0.0\n"
+    assert run("--yank", "1.0.0", "--reason", "wrong rows").stdout == "withdrawn: 1 files of 1.0.0\n"
     done = run("--release", "complete")
     assert (done.returncode, done.stdout) == (1, "")
     assert "is no wheel of release" in done.stderr

@@ -26,7 +26,7 @@ HOSTILE = [
 
 
 def entry(name, **changes):
-    version = name.split("-")[1]
+    version = name.split("-")[1].removesuffix(".tar.gz")
     facts = {
         "filename": name,
         "version": version,
@@ -121,6 +121,32 @@ def test_the_newest_that_is_not_withdrawn():
     assert '1.11.0+cu130torch2.14"' not in text
 
 
+def test_what_fits_every_torch():
+    """The newest source distribution that is not withdrawn, in lines with INDEX/ or the index's address."""
+    plain = [
+        entry(f"scaled_mask_softmax-{version}-py3-none-any.whl", version=version) for version in ("1.0.0", "1.1.0")
+    ]
+    sources = [
+        entry("scaled_mask_softmax-1.0.0.tar.gz", version="1.0.0"),
+        entry("scaled_mask_softmax-1.1.0.tar.gz", version="1.1.0", yanked="wrong rows"),
+    ]
+    page = Page(landing.page(channels(entry(name()), *plain, *sources), []))
+    assert (
+        '--index-url INDEX/plain/ "scaled-mask-softmax==1.0.0"\nscaled-mask-softmax build --index INDEX/ ' in page.text
+    )
+    (template,) = [attributes["data-lines"] for attributes in page.every("code") if "data-lines" in attributes]
+    assert template.count("{index}") == 2
+    hrefs = [attributes["href"] for attributes in page.every("a")]
+    assert "plain/scaled-mask-softmax/scaled_mask_softmax-1.0.0.tar.gz" in hrefs
+    assert "plain/scaled-mask-softmax/scaled_mask_softmax-1.0.0.tar.gz.metadata" not in hrefs
+    assert "plain/scaled-mask-softmax/scaled_mask_softmax-1.0.0-py3-none-any.whl.metadata" in hrefs
+    assert sources[0].sha256 in page.text
+    told = Page(landing.page(channels(*sources), [], "https://index.example/")).text
+    assert "scaled-mask-softmax build --index https://index.example/ --install" in told
+    # Without a source distribution there is nothing to build.
+    assert "build --index" not in Page(landing.page(channels(entry(name()), *plain), [])).text
+
+
 def test_what_is_missing_and_what_is_not_there():
     assert "There is no wheel here yet." in Page(landing.page({}, [])).text
     assert name(python="3.14") in Page(landing.page(channels(entry(name())), [name(python="3.14")])).text
@@ -164,14 +190,18 @@ def unchecked(each, **changes):
 @pytest.mark.parametrize("text", HOSTILE)
 def test_nothing_becomes_markup(text):
     """Even what the checks of index.json refuse is shown as text."""
-    plain = landing.page(
-        channels(entry(name()), entry(name(python="3.12"), yanked="reason")), ["missing"], "https://a/"
+    known = channels(
+        entry(name()), entry(name(python="3.12"), yanked="reason"), entry("scaled_mask_softmax-1.0.0.tar.gz")
     )
+    plain = landing.page(known, ["missing"], "https://a/")
     hostile = [
         unchecked(entry(name()), version=text, url=text, sha256=text, architectures=[text], ptx=[text]),
         entry(name(python="3.12"), yanked=text),
     ]
     found = {f"whl/cu130/torch2.14{text}": {each.filename: each for each in hostile}}
+    found[landing.PLAIN] = {
+        "x": unchecked(entry("scaled_mask_softmax-1.0.0.tar.gz"), version=text, url=text, sha256=text, yanked=None)
+    }
     page, expected = Page(landing.page(found, [text], f"https://a/{text}")), Page(plain)
     assert [tag for tag, _ in page.elements] == [tag for tag, _ in expected.elements]
     assert [sorted(attributes) for _, attributes in page.elements] == [sorted(each) for _, each in expected.elements]

@@ -9,6 +9,7 @@ import pytest
 from release import index, matrix, rehearsal, stage
 from release.index import ChannelError
 from release.stage import StageError
+from tests import tiny_wheels
 from tests.test_release_clients import make_wheel
 
 CELLS = ["2.14/cu130/3.11", "2.14/cu130/3.12", "2.13/cpu/3.11"]
@@ -40,21 +41,20 @@ def wheels(small, tmp_path):
 
 @pytest.fixture
 def builds(monkeypatch):
-    monkeypatch.setattr(stage.build, "plain", lambda tools, folder: (folder / "plain.whl").write_bytes(b"plain"))
-    monkeypatch.setattr(stage.build, "sdist", lambda tools, folder: (folder / "sdist.tar.gz").write_bytes(b"sdist"))
+    monkeypatch.setattr(stage.build, "plain", lambda tools, folder: tiny_wheels.wheel(folder, "1.2.3"))
+    monkeypatch.setattr(stage.build, "sdist", lambda tools, folder: tiny_wheels.source(folder, "1.2.3"))
 
 
 def test_a_release(small, wheels, builds, tmp_path):
     files = stage.stage(small, None, tmp_path / "staged", wheels)
-    names = {wheel.name for wheel in wheels}
-    assert {path.name for path in files} == names | {f"{name}.metadata" for name in names} | {
-        "plain.whl",
-        "sdist.tar.gz",
-    }
+    source = "scaled_mask_softmax-1.2.3.tar.gz"
+    names = {"scaled_mask_softmax-1.2.3-py3-none-any.whl", *(wheel.name for wheel in wheels)}
+    assert {path.name for path in files} == names | {f"{name}.metadata" for name in names} | {source}
     sums = (tmp_path / "staged/assets/SHA256SUMS").read_text().splitlines()
     assert sums == [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in files]
     data = json.loads((tmp_path / "staged/site" / index.DATA).read_text())
-    assert sorted(data["channels"]) == ["whl/cpu/torch2.13", "whl/cu130/torch2.14"]
+    assert sorted(data["channels"]) == ["plain", "whl/cpu/torch2.13", "whl/cu130/torch2.14"]
+    assert {entry["filename"] for entries in data["channels"].values() for entry in entries} == names | {source}
 
 
 def test_no_release_without_a_wheel_or_with_one_more(small, wheels, builds, tmp_path):

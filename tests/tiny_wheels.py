@@ -1,9 +1,11 @@
-"""Wheels of a few bytes, or of as many as a test wants, and an index of them."""
+"""Wheels of a few bytes, or of as many as a test wants, and source distributions."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -37,4 +39,21 @@ def wheel(
     with zipfile.ZipFile(path, "w") as archive:
         for file, contents in {**files, f"{info}/RECORD": f"{rows}{info}/RECORD,,\n".encode()}.items():
             archive.writestr(file, contents)
+    return path
+
+
+def source(folder: Path, version: str = "1.0.0", tree: Path | None = None, *, metadata: str | None = None) -> Path:
+    """A source distribution of the files in the folder `tree`, and PKG-INFO."""
+    folder.mkdir(parents=True, exist_ok=True)
+    top = f"scaled_mask_softmax-{version}"
+    path = folder / f"{top}.tar.gz"
+    text = (
+        metadata or f"Metadata-Version: 2.1\nName: scaled-mask-softmax\nVersion: {version}\nRequires-Python: >=3.10\n"
+    )
+    with tarfile.open(path, "w:gz") as tar:
+        if tree is not None:
+            tar.add(tree, top)
+        info = tarfile.TarInfo(f"{top}/PKG-INFO")
+        info.size = len(text)
+        tar.addfile(info, io.BytesIO(text.encode()))
     return path

@@ -27,7 +27,8 @@ LIBRARY = "libscaled_mask_softmax.so"
 # Where the channels are, one index a (CUDA, torch) pair. Empty: there is no public one yet.
 DEFAULT_INDEX = ""
 _PIP = "pip install --force-reinstall --no-deps"
-BUILD_COMMAND = "scaled-mask-softmax build ."
+INSTALL_COMMAND = "scaled-mask-softmax install"
+BUILD_COMMAND = "scaled-mask-softmax build"
 INDEX_VARIABLE = "SCALED_MASK_SOFTMAX_INDEX"
 COMPOSITE_VARIABLE = "SCALED_MASK_SOFTMAX_ALLOW_COMPOSITE"
 
@@ -148,24 +149,36 @@ def index_url() -> str:
     return (os.environ.get(INDEX_VARIABLE) or DEFAULT_INDEX).rstrip("/")
 
 
+def shown_index() -> str:
+    """The index as a message may show it: without the name and password that its address may hold."""
+    return re.sub(r"(?<=://)[^/]*@", "***@", index_url())
+
+
+def how_to_compile(options: str = "") -> str:
+    """The command that compiles a wheel beside the running torch: of the index's source distribution, or of a clone."""
+    command = " ".join([BUILD_COMMAND, *filter(None, [options])])
+    if index := shown_index():
+        return f"{command} --index {index}"
+    return f"{command} . in a clone or an unpacked source distribution"
+
+
 def how_to_install(version: str, torch_facts: TorchFacts) -> str:
     """The command that installs this version for that torch: from its channel alone, or plain where there is none.
 
-    Where no prebuilt wheel is made for it, or no index is known, how to build instead.
+    Where no prebuilt wheel is made for it, or no index is known, how to build instead. No password is in it.
     """
-    public, index = public_version(version), index_url()
+    public, index = public_version(version), shown_index()
     if torch_facts.has_channel and (reason := why_no_wheel(torch_facts)) is not None:
-        return (
-            f"{BUILD_COMMAND} in a clone or an unpacked source distribution, beside that torch "
-            f"(no prebuilt wheel: {reason})"
-        )
+        return f"{how_to_compile()} (no prebuilt wheel: {reason})"
     if not index:
         return (
             f"no public index exists yet: {_how_to_build(torch_facts)}; or set {INDEX_VARIABLE} to an index that you "
             "have"
         )
     if not torch_facts.has_channel:
-        return f'{_PIP} "{DISTRIBUTION}=={public}"'
+        return f'{_PIP} --index-url {index}/plain/ "{DISTRIBUTION}=={public}"'
+    if index != index_url():
+        return f"{INSTALL_COMMAND}, which knows the login in {INDEX_VARIABLE}"
     label = torch_facts.label
     return f'{_PIP} --index-url {index}/{channel(label)}/ "{DISTRIBUTION}=={public}+{label}"'
 

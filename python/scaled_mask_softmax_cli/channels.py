@@ -1,9 +1,11 @@
-"""Reads an index: a folder, a file: or an http(s): address that holds index.json and the channels below whl/.
+"""Reads an index: a folder, a file: or an http(s): address that holds index.json, the channels below whl/, and plain/
+with what fits every torch.
 
-An index is trusted to name wheels and their hashes, and with nothing else. What it says is checked before it is used,
+An index is trusted to name files and their hashes, and with nothing else. What it says is checked before it is used,
 wherever a name could become a path, an address or a line on the terminal:
 
-- a file is a wheel of this project by its whole name, and lies in the channel that its label names;
+- a file is a wheel or a source distribution of this project by its whole name, and lies in the channel that its version
+  names;
 - a link leads to that name: relative within the index, or absolute over https, or http on the index's own host;
 - a redirect is followed to https, or within the same host; never from https to http, nor to another kind of address;
 - a password in the index's address goes to its host alone.
@@ -35,16 +37,24 @@ DATA = "index.json"
 # Far above what an index of ours can be.
 _MAX_INDEX, _MAX_WHEEL = 64 << 20, 1 << 30
 
-_CHANNEL = re.compile(r"whl/(cpu|cu\d{3})/torch([0-9a-z.]+)")
+# Of index.json; the formats before this one are read too.
+FORMAT = 1
+# The channel of the plain wheel and the source distribution.
+PLAIN = "plain"
+_CHANNEL = re.compile(rf"whl/(cpu|cu\d{{3}})/torch([0-9a-z.]+)|{PLAIN}")
 _WHEEL = re.compile(
     r"scaled_mask_softmax-(?P<version>\d[0-9a-z.]*\+(?P<cuda>cpu|cu\d{3})torch(?P<torch>[0-9a-z.]+))"
     r"-(?P<python>[a-z]+\d+t?)-(?P<abi>\w+)-(?P<platform>[\w.]+)\.whl"
+)
+_PLAIN = re.compile(
+    r"scaled_mask_softmax-(?P<version>\d[0-9a-z.]*)"
+    r"(?:-(?P<python>py3)-(?P<abi>none)-(?P<platform>any)\.whl|(?P<source>\.tar\.gz))"
 )
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel of an index, after the checks."""
+    """A wheel of an index, or a source distribution, after the checks."""
 
     channel: str  # "whl/cu130/torch2.14"
     filename: str
@@ -56,9 +66,13 @@ class Wheel:
     architectures: list[str]
     ptx: list[str]
     yanked: str | None  # why it was withdrawn
-    python: str  # tags: "cp311"
+    python: str  # tags: "cp311"; empty for a source distribution
     abi: str
     platform: str  # "manylinux_2_28_x86_64"
+
+    @property
+    def is_source(self) -> bool:
+        return not self.python
 
     def serves(self, python: str, machine: str, glibc: tuple[int, int] | None = None) -> bool:
         """Whether a Python ("cp311") of a machine, and of a C library where that is known, takes it."""
@@ -221,10 +235,11 @@ class Source:
 
 def _wheel(source: Source, channel: str, entry: Mapping[str, Any]) -> Wheel:
     filename = entry["filename"]
-    match = _WHEEL.fullmatch(filename) if isinstance(filename, str) else None
+    match = (_WHEEL.fullmatch(filename) or _PLAIN.fullmatch(filename)) if isinstance(filename, str) else None
     if match is None:
         raise Failure(UNTRUSTED, f"{source.shown}: {clean(filename)!r} is no name of a wheel of this project")
-    if f"whl/{match['cuda']}/torch{match['torch']}" != channel or entry["version"] != match["version"]:
+    own = f"whl/{match['cuda']}/torch{match['torch']}" if match.re is _WHEEL else PLAIN
+    if own != channel or entry["version"] != match["version"]:
         raise Failure(UNTRUSTED, f"{source.shown}: {filename} is listed in {clean(channel)}, which is not its channel")
     sha256, size, yanked = entry["sha256"], entry["size"], entry.get("yanked")
     if not isinstance(sha256, str) or not re.fullmatch(r"[0-9a-f]{64}", sha256):
@@ -242,9 +257,9 @@ def _wheel(source: Source, channel: str, entry: Mapping[str, Any]) -> Wheel:
         architectures=[clean(arch) for arch in entry.get("architectures", [])],
         ptx=[clean(arch) for arch in entry.get("ptx", [])],
         yanked=None if yanked is None else clean(yanked),
-        python=match["python"],
-        abi=match["abi"],
-        platform=match["platform"],
+        python=match["python"] or "",
+        abi=match["abi"] or "",
+        platform=match["platform"] or "",
     )
 
 
@@ -252,7 +267,14 @@ def parse(source: Source, data: bytes) -> dict[str, list[Wheel]]:
     """The wheels by channel. Raises Failure where index.json is none, or says what no index of ours does."""
     where = f"{source.shown}/{DATA}"
     try:
-        channels = json.loads(data)["channels"]
+        everything = json.loads(data)
+        version, channels = everything.get("format", FORMAT), everything["channels"]
+        if type(version) is not int or version > FORMAT:
+            raise Failure(
+                INDEX,
+                f"{where} is of format {clean(version, 20)}, and this command reads format {FORMAT}: install a newer "
+                f"{PROJECT}, or the wheel with the lines of the index's page",
+            )
         rows = [(name, entry) for name, entries in channels.items() for entry in entries]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Failure(INDEX, f"{where} is no index of this project: give the address above whl/") from None

@@ -376,7 +376,7 @@ def _way_for(facts: Facts, capability: str) -> str:
                 return ""
             where = f"--index-url {table.torch_channels}/{label}"
             return f'pip install {where} "torch=={minor}.*", and then scaled-mask-softmax install: {label} serves it'
-    return f"{build.BUILD_COMMAND} --archs {capability}, in a clone or an unpacked source distribution"
+    return str(build.how_to_compile(f"--archs {capability}"))
 
 
 def _judge_gpus(facts: Facts, add: _Findings) -> list[GpuVerdict]:

@@ -337,8 +337,13 @@ def _no_wheel(
         has = ", ".join(sorted({f"{wheel.python} {wheel.platform}" for wheel in wheels}))
         text = f"{channel} of {source.shown} has no wheel for Python {python} ({tag()}) on {machine}; it has {has}"
     takes = remedy.what_it_takes(len(remedy.architectures(gpus.look(os.environ), facts.cuda, machine)))
-    build = "scaled-mask-softmax build FOLDER makes one from a source distribution"
-    return f"{text}.\nNo prebuilt wheel: {build}, in {takes}"
+    where = f"--index {shlex.quote(source.shown)}" if _sources(found) else "FOLDER"
+    what = "its source distribution" if _sources(found) else "a clone or a source distribution"
+    return f"{text}.\nNo prebuilt wheel: scaled-mask-softmax build {where} makes one from {what}, in {takes}"
+
+
+def _sources(found: Mapping[str, list[Wheel]]) -> list[Wheel]:
+    return [file for file in found.get(channels.PLAIN, []) if file.is_source]
 
 
 def list_channels(arguments: argparse.Namespace) -> int:
@@ -367,6 +372,7 @@ def list_channels(arguments: argparse.Namespace) -> int:
             groups.items(), key=lambda item: (channels.version_order(item[0][0]), item[0][1])
         ):
             pythons = ", ".join(sorted({wheel.python for wheel in wheels}, key=lambda name: (len(name), name)))
+            pythons, machine = pythons or "source", machine or "any"
             codes = ", ".join(wheels[0].architectures) + (f", PTX {', '.join(wheels[0].ptx)}" if wheels[0].ptx else "")
             size = f"{max(wheel.size for wheel in wheels) / 1e6:.1f} MB"
             note = "" if wheels[0].yanked is None else f" (withdrawn: {wheels[0].yanked or 'no reason given'})"
@@ -389,7 +395,8 @@ def list_channels(arguments: argparse.Namespace) -> int:
 def _own_index(folder: Path) -> dict[str, Any]:
     """index.json of a folder that an earlier download filled, or an empty one."""
     path = folder / channels.DATA
-    empty: dict[str, Any] = {"project": PROJECT, "channels": {}, "expected_missing": [], "address": ""}
+    empty: dict[str, Any] = {"format": channels.FORMAT, "project": PROJECT, "channels": {}}
+    empty.update(expected_missing=[], address="")
     if not os.path.exists(path):
         return empty
     try:
@@ -401,13 +408,18 @@ def _own_index(folder: Path) -> dict[str, Any]:
 
 
 def _metadata(path: Path) -> bytes:
-    """METADATA of a wheel."""
+    """METADATA of a wheel, PKG-INFO of a source distribution."""
     try:
+        if path.suffix == ".gz":
+            with tarfile.open(path) as tar:
+                file = tar.extractfile(f"{path.name.removesuffix('.tar.gz')}/PKG-INFO")
+                return file.read() if file is not None else b""
         with zipfile.ZipFile(path) as archive:
             (name,) = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
             return archive.read(name)
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
-        raise Failure(UNTRUSTED, f"{path} is what the index says, and no wheel: {error}") from None
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, ValueError, KeyError, RuntimeError) as error:
+        what = "source distribution" if path.suffix == ".gz" else "wheel"
+        raise Failure(UNTRUSTED, f"{path} is what the index says, and no {what}: {error}") from None
 
 
 def _entry(wheel: Wheel, metadata: bytes) -> dict[str, Any]:
@@ -433,10 +445,12 @@ def _write_pages(folder: Path, wheels: Sequence[Wheel]) -> None:
     entries = {entry["filename"]: entry for entry in data["channels"].get(channel, [])}
     for wheel in wheels:
         metadata = _metadata(project / wheel.filename)
-        fetch.write(project / f"{wheel.filename}.metadata", metadata)
+        if not wheel.is_source:
+            fetch.write(project / f"{wheel.filename}.metadata", metadata)
         entries[wheel.filename] = _entry(wheel, metadata)
     kept = [entries[name] for name in sorted(entries) if (project / name).is_file()]
-    links = [channels.link(entry) for entry in kept]
+    # Installers are shown no source distribution, which they would compile unasked.
+    links = [channels.link(entry) for entry in kept if entry["filename"].endswith(".whl")]
     fetch.write(project / "index.html", channels.page(f"Links for {PROJECT}", links).encode())
     front = channels.page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>'])
     fetch.write(folder / channel / "index.html", front.encode())
@@ -444,8 +458,44 @@ def _write_pages(folder: Path, wheels: Sequence[Wheel]) -> None:
     fetch.write(folder / channels.DATA, (json.dumps(data, indent=2) + "\n").encode())
 
 
+def _read(source: Source) -> dict[str, list[Wheel]]:
+    """What the index has. Raises Failure where it does not say."""
+    found = channels.read(source)
+    if found is None:
+        raise Failure(INDEX, f"{source.shown} has no {channels.DATA}, which names the files and their hashes")
+    return found
+
+
+def _fill(source: Source, files: Sequence[Wheel], folder: Path) -> None:
+    """Brings files of one channel into a folder, and into its index."""
+    project = folder / files[0].channel / PROJECT
+    fetch.make_folder(project)
+    with fetch.alone(folder, "fills"):
+        for file in files:
+            what = "fetched" if fetch.fetch(source, file, project) else "was there already"
+            _say(f"{file.filename}  {fetch.megabytes(file.size)}  {what}, sha256 verified")
+        _write_pages(folder, files)
+
+
+def _download_plain(source: Source, version: str | None, folder: Path) -> int:
+    """The plain wheel and the source distribution, to build with where there is no network."""
+    files = _read(source).get(channels.PLAIN, [])
+    chosen = _newest([file for file in files if file.is_source], version)
+    if chosen is None:
+        raise Failure(NO_WHEEL, _no_source(source, files, version))
+    _fill(source, [file for file in files if file.version == chosen], folder)
+    _say(f"\nCarry {folder} to the machine without a network, and there, as DIR, beside scikit-build-core, pybind11,")
+    _say("cmake and ninja, which nothing fetches there:")
+    _say(f'  pip install --no-deps --index-url file:///DIR/{channels.PLAIN}/ "{PROJECT}=={chosen}"')
+    _say("  scaled-mask-softmax build --index DIR --no-build-isolation --install")
+    return FITS
+
+
 def download(arguments: argparse.Namespace) -> int:
     """Fill a folder with the wheels of a channel, as an index of its own."""
+    folder = Path(arguments.folder).expanduser().absolute()
+    if arguments.plain:
+        return _download_plain(_source(arguments), arguments.version, folder)
     torch = installed.find_torch()
     build, table = _rules(), known.load()
     wanted = arguments.torch or (torch.version if torch is not None else "")
@@ -462,9 +512,7 @@ def download(arguments: argparse.Namespace) -> int:
     python = arguments.python or "{}.{}".format(*sys.version_info)
     python_tag, machine = f"cp{python.replace('.', '')}", arguments.platform or platform.machine()
     source, channel = _source(arguments), f"whl/{cuda}/torch{minor}"
-    found = channels.read(source)
-    if found is None:
-        raise Failure(INDEX, f"{source.shown} has no {channels.DATA}, which names the files and their hashes")
+    found = _read(source)
     serving = [wheel for wheel in found.get(channel, []) if wheel.serves(python_tag, machine)]
     version = _newest(serving, arguments.version)
     if version is None:
@@ -479,15 +527,7 @@ def download(arguments: argparse.Namespace) -> int:
             ),
         )
     wheels = [wheel for wheel in serving if wheel.version == version]
-    folder = Path(arguments.folder).expanduser().absolute()
-    project = folder / channel / PROJECT
-    fetch.make_folder(project)
-    with fetch.alone(folder, "fills"):
-        for wheel in wheels:
-            fetched = fetch.fetch(source, wheel, project)
-            what = "fetched" if fetched else "was there already"
-            _say(f"{wheel.filename}  {fetch.megabytes(wheel.size)}  {what}, sha256 verified")
-        _write_pages(folder, wheels)
+    _fill(source, wheels, folder)
     requirement = f'"{PROJECT}=={version}"'
     _say(f"\nCarry {folder} to the machine without a network, and there, as DIR:")
     _say("  scaled-mask-softmax install --index DIR")
@@ -501,6 +541,7 @@ def download(arguments: argparse.Namespace) -> int:
 
 def _unpack(archive: Path, into: Path) -> Path:
     """The only folder of a source distribution."""
+    into.mkdir()
     try:
         with tarfile.open(archive) as tar:
             for member in tar.getmembers():
@@ -519,6 +560,34 @@ def _unpack(archive: Path, into: Path) -> Path:
     if len(folders) != 1:
         raise Failure(FAILED, f"{archive} holds {len(folders)} folders, and a source distribution has one")
     return folders[0]
+
+
+def _no_source(source: Source, files: Sequence[Wheel], version: str | None) -> str:
+    """Why no source distribution is taken from an index, and what to do."""
+    has = ", ".join(sorted((file.version for file in files if file.is_source), key=channels.version_order))
+    what = f" of version {channels.clean(version)}; it has {has}" if version is not None and has else ""
+    return f"{source.shown} has no source distribution{what}: give a clone, an unpacked one, or its .tar.gz"
+
+
+def _fetch_source(arguments: argparse.Namespace, folder: Path) -> Path:
+    """The index's source distribution, in a folder."""
+    if not arguments.index and not _rules().index_url():
+        raise Failure(
+            NOTHING,
+            "there is nothing to build: give a clone (. in one), an unpacked source distribution or its .tar.gz, or "
+            "--index with an index that has one",
+        )
+    source = _source(arguments)
+    files = _read(source).get(channels.PLAIN, [])
+    version = _newest([file for file in files if file.is_source], arguments.version)
+    if version is None:
+        raise Failure(NO_WHEEL, _no_source(source, files, arguments.version))
+    file = next(file for file in files if file.is_source and file.version == version)
+    if file.yanked is not None:
+        _say(f"note: {version} was withdrawn: {file.yanked or 'no reason is given'}")
+    fetch.fetch(source, file, folder)
+    _say(f"{file.filename}  {fetch.megabytes(file.size)}  fetched from {source.shown}, sha256 verified")
+    return folder / file.filename
 
 
 def _check_source(folder: Path) -> None:
@@ -550,7 +619,6 @@ def build_wheel(arguments: argparse.Namespace) -> int:
         raise Failure(NO_WHEEL, f"{build.why_no_wheel(facts)}, and none can be built: use the plain wheel")
     if (folder := torch.folder / "include" / "ATen") and not folder.is_dir():
         raise Failure(NOTHING, f"torch {torch.version} has no headers in {folder}, so nothing can be built against it")
-    given = Path(arguments.source).expanduser().absolute()
     output = Path(arguments.output).expanduser().absolute()
     machine = platform.machine()
     listed = arguments.archs or os.environ.get("TORCH_CUDA_ARCH_LIST", "")
@@ -560,8 +628,16 @@ def build_wheel(arguments: argparse.Namespace) -> int:
     if torch.cuda is not None and archs:
         environment["TORCH_CUDA_ARCH_LIST"] = listed or ";".join(archs)
     with tempfile.TemporaryDirectory(prefix="scaled-mask-softmax-") as scratch:
+        if arguments.source is not None and (arguments.index or arguments.version):
+            raise Failure(NOTHING, f"give {arguments.source} to build, or --index and --version, not both")
+        if arguments.source is None:
+            fetched = Path(scratch, "index")
+            fetched.mkdir()
+            given = _fetch_source(arguments, fetched)
+        else:
+            given = Path(arguments.source).expanduser().absolute()
         if given.is_file():
-            source = _unpack(given, Path(scratch))
+            source = _unpack(given, Path(scratch, "source"))
         elif given.is_dir():
             source = given
         else:
@@ -640,6 +716,9 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--python", metavar="3.12", type=_python, help="by default this one")
     command.add_argument("--platform", metavar="aarch64", help="by default this machine's")
     command.add_argument("--version", help="by default the newest that is final and not withdrawn")
+    command.add_argument(
+        "--plain", action="store_true", help="the plain wheel and the source distribution, to build with there"
+    )
     command.add_argument("folder", metavar="DIR")
     command.set_defaults(run=download)
 
@@ -647,8 +726,12 @@ def add_commands(commands: Any) -> None:
         "build", help="compile the wheel for the running torch; for vendor and nightly builds"
     )
     command.add_argument(
-        "source", nargs="?", default=".", help="a clone, an unpacked source distribution, or its .tar.gz"
+        "source",
+        nargs="?",
+        help="a clone, an unpacked source distribution, or its .tar.gz; by default the index's source distribution",
     )
+    _index_options(command)
+    command.add_argument("--version", help="of the index; by default the newest that is final and not withdrawn")
     command.add_argument("--output", default="dist", metavar="DIR", help="for the wheel; by default dist")
     command.add_argument("--archs", help="as TORCH_CUDA_ARCH_LIST; by default the GPUs that are here, or all")
     command.add_argument("--install", action="store_true", help="install it too")

@@ -41,7 +41,7 @@ def torch_facts(build: ModuleType, torch: installed.Torch) -> Any:
 
 def redacted(text: str) -> str:
     """A text without the names and passwords that its addresses hold."""
-    return re.sub(r"(?<=://)[^/@\s\"']+@", "***@", text)
+    return re.sub(r"(?<=://)[^/\s\"']*@", "***@", text)
 
 
 def jobs() -> int:
@@ -103,15 +103,15 @@ def for_torch(version: str, torch: installed.Torch, driver: gpus.Driver, machine
     if reason is None:
         reason = _unfit_machine() or ""
         if reason and not command.startswith(build.BUILD_COMMAND):
-            command = (
-                f"{build.BUILD_COMMAND} in a clone or an unpacked source distribution (no prebuilt wheel: {reason})"
-            )
+            command = f"{build.how_to_compile()} (no prebuilt wheel: {reason})"
     if command.startswith(build.BUILD_COMMAND):
         takes = what_it_takes(len(architectures(driver, torch.cuda, machine)))
         return Remedy([("fix", command)], reason, takes)
     if not build.index_url():
         return Remedy([("fix", command)], reason)
-    lines = [("fix", command), ("with uv", uv_command(command, sys.executable))]
+    lines = [("fix", command)]
+    if not command.startswith(build.INSTALL_COMMAND):
+        lines.append(("with uv", uv_command(command, sys.executable)))
     if facts.has_channel:
         python = "{}.{}".format(*sys.version_info)
         lines.append(("mirrored", "scaled-mask-softmax install --index MIRROR, an address or a folder that holds whl/"))
