@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
 import re
 import shutil
@@ -132,9 +133,9 @@ def check_gcc(command: str, cuda: str, max_gcc: int) -> None:
 
 def check_disk(folder: Path, needed_gb: int) -> None:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(existing).free / 1e9
+    free = math.floor(shutil.disk_usage(existing).free / 1e8) / 10  # down, so that too little never reads as enough
     if free < needed_gb:
         raise PreflightError(
-            f"{existing} has {free:.1f} GB free and about {needed_gb} GB are needed: free some, or point "
+            f"{existing} has {free} GB free and about {needed_gb} GB are needed: free some, or point "
             "XDG_CACHE_HOME to a larger disk"
         )

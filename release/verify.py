@@ -9,6 +9,7 @@ import hashlib
 import importlib.resources
 import io
 import json
+import math
 import re
 import subprocess
 import tempfile
@@ -320,7 +321,7 @@ def verify(
         )
     with gate("size"):
         size, budget = path.stat().st_size, matrix.load().max_wheel_size
-        _require(size <= budget << 20, f"{size / 2**20:.1f} MiB is more than {budget} MiB")
+        _require(size <= budget << 20, f"{math.ceil(size / 2**20 * 10) / 10} MiB is more than {budget} MiB")
     with gate("RECORD"):
         _check_record_file(read.files)
     with gate("names"):

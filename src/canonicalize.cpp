@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -37,11 +38,6 @@ MaskKind mask_kind_of(const OptionalTensor& mask, const Tensor& x) {
   if (!mask.has_value()) return MaskKind::none;
   if (mask->scalar_type() == at::kBool) return MaskKind::boolean;
   return mask->scalar_type() == x.scalar_type() ? MaskKind::same : MaskKind::float32;
-}
-
-std::string number(double value) {
-  if (std::isnan(value)) return "nan";
-  return c10::str(value);
 }
 
 // A 3-D mask for a 4-D x has one entry per sample: dimension 0 is the batch, and heads broadcast.
@@ -283,6 +279,18 @@ Problem gradient_problem(const Tensor& grad, const Tensor& y, const Options& opt
 
 }  // namespace
 
+std::string number(double value) {
+  if (std::isnan(value)) return "nan";
+  std::array<char, 32> text;
+  for (int digits = 6;; ++digits) {
+    char* const end =
+        std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::general, digits).ptr;
+    double read = 0;
+    std::from_chars(text.data(), end, read);
+    if (read == value || digits == std::numeric_limits<double>::max_digits10) return {text.data(), end};
+  }
+}
+
 void check_forward(const Tensor& x, const OptionalTensor& mask, const Options& options,
                    const OptionalTensor& key_lengths, const OptionalTensor& sink) {
   check_element(x, "x");
@@ -296,11 +304,23 @@ void check_dropout(double dropout_p) {
                     "; expected a probability, 0 <= dropout_p <= 1. Use 0 for no dropout.");
 }
 
+void check_keep(const Tensor& x, const Tensor& keep) {
+  TORCH_CHECK_VALUE(keep.device() == x.device() && keep.scalar_type() == at::kBool && keep.sizes() == x.sizes(),
+                    kPrefix, "keep has shape ", keep.sizes(), " and dtype ", dtype_name(keep.scalar_type()), " on ",
+                    keep.device(), "; expected what dropout_keep returns for x.");
+}
+
 void check_random_state(const Tensor& x, const Tensor& state) {
   TORCH_CHECK_VALUE(state.device() == x.device() && state.scalar_type() == at::kLong && state.dim() == 1 &&
                         state.size(0) == 2 && state.is_contiguous(),
                     kPrefix, "state has shape ", state.sizes(), " and dtype ", dtype_name(state.scalar_type()), " on ",
                     state.device(), "; expected what scaled_mask_softmax.dropout_with_y returns.");
+}
+
+double scale_with_dropout(double scale, double factor, ScalarType dtype) {
+  const double largest =
+      dtype == at::kDouble ? std::numeric_limits<double>::max() : double{std::numeric_limits<float>::max()};
+  return std::clamp(scale * factor, -largest, largest);
 }
 
 Dropout dropout_of(double dropout_p) {
@@ -408,13 +428,8 @@ BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Opti
                                  const OptionalTensor& dots, const Dropout& dropout) {
   auto problem = gradient_problem<BackwardProblem>(grad, y, options, key_lengths);
   problem.dropout = dropout;
-  problem.scale = options.scale;
-  if (dropout.active) {
-    // Finite in the type that it multiplies in, so that 0 times it is 0.
-    const double largest = problem.element == Element::float64 ? std::numeric_limits<double>::max()
-                                                               : double{std::numeric_limits<float>::max()};
-    problem.scale = std::clamp(options.scale * dropout.factor, -largest, largest);
-  }
+  problem.scale =
+      dropout.active ? scale_with_dropout(options.scale, dropout.factor, y.scalar_type()) : options.scale;
   problem.dx = data_or_null(dx);
   problem.dots = data_or_null(dots);
   const StrideBuffer none(y.dim(), 0);

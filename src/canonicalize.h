@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "problem.h"
 
@@ -21,12 +22,18 @@ struct Options {
   std::optional<int64_t> window;
 };
 
+// For error texts: with as many digits as it takes to tell it from every other, and six at least.
+std::string number(double value);
+
 // Throws TypeError, ValueError or NotImplementedError on arguments that DESIGN does not allow.
 void check_forward(const at::Tensor& x, const OptionalTensor& mask, const Options& options,
                    const OptionalTensor& key_lengths, const OptionalTensor& sink);
 
 // The probability that a cell is dropped.
 void check_dropout(double dropout_p);
+
+// The cells of x that dropout keeps.
+void check_keep(const at::Tensor& x, const at::Tensor& keep);
 
 // Of what backward and dropout_keep need to draw what forward drew.
 void check_random_state(const at::Tensor& x, const at::Tensor& state);
@@ -49,6 +56,10 @@ at::Tensor with_readable_columns(const at::Tensor& grad);
 // Uninitialized, for one number a row of x, in the type that rows are accumulated in.
 at::Tensor empty_statistic(const at::Tensor& x);
 at::TensorOptions statistic_options(const at::Tensor& x);
+
+// The scale of a gradient with dropout, finite in the type that gradients of `dtype` are computed in, so that 0 times it
+// is 0.
+double scale_with_dropout(double scale, double factor, at::ScalarType dtype);
 
 // A checked probability, without random numbers.
 Dropout dropout_of(double dropout_p);

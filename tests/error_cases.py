@@ -94,7 +94,11 @@ BOTH_FORMS = [
             f"scale is {text}; expected a number in the range of float32, in which scores of dtype torch.{name} are "
             "computed. Use float64 scores or a smaller scale.",
         )
-        for scale, text in ((3.5e38, "3.5e+38"), (-1e300, "-1e+300"))
+        for scale, text in (
+            (3.5e38, "3.5e+38"),
+            (-1e300, "-1e+300"),
+            (3.4028234663852894e38, "3.4028234663852894e+38"),  # next to the largest that is taken
+        )
         for name in ("float16", "bfloat16", "float32")
     ),
     # window and key_lengths
@@ -363,7 +367,21 @@ DROPOUT = [
         ValueError,
         f"dropout_p is {text}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no dropout.",
     )
-    for p, text in ((-0.1, "-0.1"), (1.5, "1.5"), (math.nan, "nan"), (math.inf, "inf"), (-1e-30, "-1e-30"))
+    for p, text in (
+        (-0.1, "-0.1"),
+        (1.5, "1.5"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        (-1e-30, "-1e-30"),
+        (-1e-12, "-1e-12"),
+        # All digits that it takes to see that it is more than 1.
+        (1.000000000000001, "1.000000000000001"),
+        (math.nextafter(1, 2), "1.0000000000000002"),
+        (-5e-324, "-4.94066e-324"),
+        (1e20, "1e+20"),
+        (1234567.0, "1234567"),
+        (1e6, "1e+06"),
+    )
 ]
 
 IN_PLACE_DROPOUT = [

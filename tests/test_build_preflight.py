@@ -88,6 +88,9 @@ def test_too_little_disk(monkeypatch, tmp_path):
     preflight.check_disk(tmp_path / "not/yet/there", 3)
     with pytest.raises(PreflightError, match=r"has 4\.2 GB free and about 10 GB are needed.*XDG_CACHE_HOME"):
         preflight.check_disk(tmp_path / "not/yet/there", 10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=9_999_000_000))
+    with pytest.raises(PreflightError, match=r"has 9\.9 GB free and about 10 GB are needed"):
+        preflight.check_disk(tmp_path, 10)
 
 
 def cell(python="3.11", **options):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
+import re
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +59,45 @@ def test_holds_no_state() -> None:
 )
 def test_repr_names_what_is_not_default(module: ScaledMaskSoftmax, text: str) -> None:
     assert repr(module) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "exception", "text"),
+    [
+        ("dropout_p", 1.5, ValueError, "dropout_p is 1.5; expected a probability, 0 <= dropout_p <= 1. Use 0 for no"),
+        ("dropout_p", math.nan, ValueError, "dropout_p is nan; expected a probability"),
+        ("dropout_p", -1, ValueError, "dropout_p is -1; expected a probability"),
+        ("dropout_p", "0.1", TypeError, "dropout_p is a str; expected a Python number"),
+        ("dropout_p", torch.tensor(0.1), TypeError, "dropout_p is a Tensor; expected a Python number"),
+        ("dropout_p", torch.nn.Parameter(torch.tensor(0.1)), TypeError, "dropout_p is a Parameter; expected a Python"),
+        ("scale", math.inf, ValueError, "scale is inf; expected a finite number"),
+        ("scale", torch.tensor(0.1), TypeError, "scale is a torch.Tensor; expected a Python number"),
+        ("is_causal", 1, TypeError, "is_causal is a int; expected a bool"),
+        ("diagonal", 0.5, TypeError, "diagonal is a float; expected an int"),
+        ("diagonal", 2**63, ValueError, f"diagonal is {2**63}; expected an integer of 64 bits"),
+        ("window", 0, ValueError, "window is 0; expected at least 1"),
+        ("window", 2.0, TypeError, "window is a float; expected an int"),
+    ],
+)
+def test_options_are_refused_where_they_are_given(name: str, value: Any, exception: type[Exception], text: str) -> None:
+    """Not in the first call of a training run; and what is refused does not stay."""
+    match = "^scaled_mask_softmax: " + re.escape(text)
+    with pytest.raises(exception, match=match):
+        ScaledMaskSoftmax(**{name: value})
+    module = ScaledMaskSoftmax(0.5, True, diagonal=1, window=3, dropout_p=0.25).eval()
+    before = repr(module)
+    with pytest.raises(exception, match=match):
+        setattr(module, name, value)
+    assert repr(module) == before
+    assert not list(module.parameters())
+
+
+def test_options_may_be_assigned(device: str) -> None:
+    module = ScaledMaskSoftmax(0.5)
+    module.scale, module.is_causal, module.diagonal, module.window, module.dropout_p = 2, True, 1, 2, 1
+    x = normal((3, 5), torch.float32, device)
+    assert not module(x).any()
+    assert same_bits(module.eval()(x), scaled_mask_softmax(x, None, 2, True, diagonal=1, window=2))
 
 
 def test_dropout_is_a_matter_of_training(device: str) -> None:

@@ -15,6 +15,16 @@ _SUPPORTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
+def number(value: float) -> str:
+    """With as many digits as it takes to tell it from every other, and six at least, as C++ prints it too."""
+    value = float(value)
+    for digits in range(6, 17):
+        text = f"{value:.{digits}g}"
+        if float(text) == value:
+            return text
+    return f"{value:.17g}"
+
+
 def is_per_sample(x: torch.Tensor, mask: torch.Tensor) -> bool:
     """A 3-D mask for a 4-D x has one entry per sample: dimension 0 is the batch, and heads broadcast."""
     return x.dim() == 4 and mask.dim() == 3
@@ -119,26 +129,35 @@ def _check_sink(x: torch.Tensor, sink: torch.Tensor) -> None:
     )
 
 
-def _check_options(
-    x: torch.Tensor, name: str, scale: float, window: int | None, key_lengths: torch.Tensor | None
-) -> None:
-    # A symbolic scale has no value yet: the kernel that finally runs checks it.
-    if not isinstance(scale, torch.SymFloat):
-        if not math.isfinite(scale):
-            raise ValueError(
-                f"{_PREFIX}scale is {scale:g}; expected a finite number. Check how it is computed, for example "
-                "d_k ** -0.5."
-            )
-        if x.dtype != torch.float64 and abs(scale) > _FLOAT32_MAX:
-            raise ValueError(
-                f"{_PREFIX}scale is {scale:g}; expected a number in the range of float32, in which scores of dtype "
-                f"{x.dtype} are computed. Use float64 scores or a smaller scale."
-            )
+def check_scale(scale: float) -> None:
+    """Raise ValueError unless the argument is finite."""
+    if not isinstance(scale, torch.SymFloat) and not math.isfinite(scale):
+        raise ValueError(
+            f"{_PREFIX}scale is {number(scale)}; expected a finite number. Check how it is computed, for example "
+            "d_k ** -0.5."
+        )
+
+
+def check_window(window: int | None) -> None:
+    """Raise ValueError unless the argument is None or a number of columns."""
     if window is not None and not _holds(window >= 1, True):
         raise ValueError(
             f"{_PREFIX}window is {window}; expected at least 1, the number of columns from the diagonal back, that one "
             "included. Use window=None for no window."
         )
+
+
+def _check_options(
+    x: torch.Tensor, name: str, scale: float, window: int | None, key_lengths: torch.Tensor | None
+) -> None:
+    check_scale(scale)
+    # A symbolic scale has no value yet: the kernel that finally runs checks it.
+    if not isinstance(scale, torch.SymFloat) and x.dtype != torch.float64 and abs(scale) > _FLOAT32_MAX:
+        raise ValueError(
+            f"{_PREFIX}scale is {number(scale)}; expected a number in the range of float32, in which scores of dtype "
+            f"{x.dtype} are computed. Use float64 scores or a smaller scale."
+        )
+    check_window(window)
     if key_lengths is not None:
         _check_key_lengths(x, name, key_lengths)
 
@@ -212,7 +231,8 @@ def check_dropout(dropout_p: float) -> None:
     # A symbolic one has no value yet: the kernel that finally runs checks it.
     if not isinstance(dropout_p, torch.SymFloat) and not 0.0 <= dropout_p <= 1.0:
         raise ValueError(
-            f"{_PREFIX}dropout_p is {dropout_p:g}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no dropout."
+            f"{_PREFIX}dropout_p is {number(dropout_p)}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no "
+            "dropout."
         )
 
 
@@ -220,8 +240,17 @@ def check_in_place_dropout(dropout_p: float, *tensors: torch.Tensor | None) -> N
     """Raise NotImplementedError where the in-place form with dropout would need a gradient."""
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         raise NotImplementedError(
-            f"{_PREFIX}dropout_p is {dropout_p:g} for scaled_mask_softmax_ where a gradient is needed; expected 0, as "
-            "the gradient needs the probabilities before dropout. Use scaled_mask_softmax."
+            f"{_PREFIX}dropout_p is {number(dropout_p)} for scaled_mask_softmax_ where a gradient is needed; expected "
+            "0, as the gradient needs the probabilities before dropout. Use scaled_mask_softmax."
+        )
+
+
+def check_keep(x: torch.Tensor, keep: torch.Tensor) -> None:
+    """Raise ValueError unless `keep` says of each cell of x whether dropout keeps it."""
+    if keep.device != x.device or keep.dtype != torch.bool or keep.shape != x.shape:
+        raise ValueError(
+            f"{_PREFIX}keep has shape {_shape(keep)} and dtype {keep.dtype} on {keep.device}; expected what "
+            "dropout_keep returns for x."
         )
 
 

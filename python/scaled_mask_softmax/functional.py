@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import _build, _composite
+from . import _build, _checks, _composite
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -44,56 +44,54 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) or hasattr(type(value), "__torch_function__")
 
 
-def _check_types(
-    x: object,
-    mask: object,
-    scale: object,
-    is_causal: object,
-    diagonal: object,
-    window: object,
-    key_lengths: object,
-    sink: object,
-    dropout_p: object,
+_PREFIX = "scaled_mask_softmax: "
+
+
+def _check_tensor_types(x: object, **optional: object) -> None:
+    """Raise for what the operator's own parser would reject less clearly."""
+    if not _is_tensor(x):
+        raise TypeError(f"{_PREFIX}x is a {type(x).__name__}; expected a torch.Tensor. Use torch.as_tensor(x).")
+    for name, tensor in optional.items():
+        if tensor is not None and not _is_tensor(tensor):
+            raise TypeError(
+                f"{_PREFIX}{name} is a {type(tensor).__name__}; expected a torch.Tensor or None. Use "
+                f"torch.as_tensor({name})."
+            )
+
+
+def check_option_types(
+    scale: object = 1.0, is_causal: object = False, diagonal: object = 0, window: object = None, dropout_p: object = 0.0
 ) -> None:
     """Raise for what the operator's own parser would convert, or reject less clearly."""
-    prefix = "scaled_mask_softmax: "
-    if not _is_tensor(x):
-        raise TypeError(f"{prefix}x is a {type(x).__name__}; expected a torch.Tensor. Use torch.as_tensor(x).")
     if isinstance(scale, torch.Tensor):
-        raise TypeError(f"{prefix}scale is a torch.Tensor; expected a Python number. Use scale.item(), or scale x.")
+        raise TypeError(f"{_PREFIX}scale is a torch.Tensor; expected a Python number. Use scale.item(), or scale x.")
     if isinstance(scale, bool) or not (
         isinstance(scale, (int, float, torch.SymFloat, torch.SymInt)) or _is_tensor(scale)
     ):
-        raise TypeError(f"{prefix}scale is a {type(scale).__name__}; expected a Python number. Use float(scale).")
+        raise TypeError(f"{_PREFIX}scale is a {type(scale).__name__}; expected a Python number. Use float(scale).")
     if isinstance(scale, int) and abs(scale) > sys.float_info.max:
         raise ValueError(
-            f"{prefix}scale is an integer of {scale.bit_length()} bits; expected a number in float's range. "
+            f"{_PREFIX}scale is an integer of {scale.bit_length()} bits; expected a number in float's range. "
             "Check how it is computed, for example d_k ** -0.5."
         )
     if not isinstance(is_causal, (bool, torch.SymBool)):
         # With its module, as NumPy has a bool too.
         name = f"{type(is_causal).__module__}.{type(is_causal).__qualname__}".removeprefix("builtins.")
-        raise TypeError(f"{prefix}is_causal is a {name}; expected a bool. Use bool(is_causal).")
-    for name, tensor in (("mask", mask), ("key_lengths", key_lengths), ("sink", sink)):
-        if tensor is not None and not _is_tensor(tensor):
-            raise TypeError(
-                f"{prefix}{name} is a {type(tensor).__name__}; expected a torch.Tensor or None. Use "
-                f"torch.as_tensor({name})."
-            )
+        raise TypeError(f"{_PREFIX}is_causal is a {name}; expected a bool. Use bool(is_causal).")
     for name, number in (("diagonal", diagonal), ("window", window)):
         if name == "window" and number is None:
             continue
         if isinstance(number, torch.Tensor) or not (isinstance(number, (int, torch.SymInt)) or _is_tensor(number)):
-            raise TypeError(f"{prefix}{name} is a {type(number).__name__}; expected an int. Use int({name}).")
+            raise TypeError(f"{_PREFIX}{name} is a {type(number).__name__}; expected an int. Use int({name}).")
         if isinstance(number, int) and not -_INT64_LIMIT <= number < _INT64_LIMIT:
-            raise ValueError(f"{prefix}{name} is {number}; expected an integer of 64 bits. Use one within x's shape.")
+            raise ValueError(f"{_PREFIX}{name} is {number}; expected an integer of 64 bits. Use one within x's shape.")
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float, torch.SymFloat)):
         raise TypeError(
-            f"{prefix}dropout_p is a {type(dropout_p).__name__}; expected a Python number. Use float(dropout_p)."
+            f"{_PREFIX}dropout_p is a {type(dropout_p).__name__}; expected a Python number. Use float(dropout_p)."
         )
     if isinstance(dropout_p, int) and not 0 <= dropout_p <= 1:  # one that no float holds would not reach the operator
         raise ValueError(
-            f"{prefix}dropout_p is {dropout_p}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no dropout."
+            f"{_PREFIX}dropout_p is {dropout_p}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no dropout."
         )
 
 
@@ -199,12 +197,13 @@ def scaled_mask_softmax(
     ):
         # Arguments by keyword cost a third of a small call.
         return _forward(x, mask, scale, is_causal)
-    _check_types(x, mask, scale, is_causal, diagonal, window, key_lengths, sink, dropout_p)
+    _check_tensor_types(x, mask=mask, key_lengths=key_lengths, sink=sink)
+    check_option_types(scale, is_causal, diagonal, window, dropout_p)
     if _build.NATIVE and _is_sharded(x):  # plain operators bring rules of their own
         if dropout_p != 0.0:
             raise NotImplementedError(
-                f"scaled_mask_softmax: dropout_p is {dropout_p:g} for x that is a DTensor; expected 0. Apply "
-                "torch.nn.functional.dropout to the result."
+                f"scaled_mask_softmax: dropout_p is {_checks.number(dropout_p)} for x that is a DTensor; expected 0. "
+                "Apply torch.nn.functional.dropout to the result."
             )
         from . import _sharding
 
@@ -255,7 +254,8 @@ def scaled_mask_softmax_(
     ):
         _forward_in_place(x, mask, scale, is_causal)
         return x
-    _check_types(x, mask, scale, is_causal, diagonal, window, key_lengths, sink, dropout_p)
+    _check_tensor_types(x, mask=mask, key_lengths=key_lengths, sink=sink)
+    check_option_types(scale, is_causal, diagonal, window, dropout_p)
     if _is_sharded(x):
         raise NotImplementedError(
             "scaled_mask_softmax: x of the in-place form is a DTensor; expected a plain tensor. Use "

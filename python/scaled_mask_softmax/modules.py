@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from .functional import scaled_mask_softmax
+from . import _checks
+from .functional import check_option_types, scaled_mask_softmax
+
+_CHECKS: dict[str, Callable[[Any], None]] = {
+    "scale": _checks.check_scale,
+    "is_causal": lambda _: None,
+    "diagonal": lambda _: None,
+    "window": _checks.check_window,
+    "dropout_p": _checks.check_dropout,
+}
 
 
 class ScaledMaskSoftmax(torch.nn.Module):
@@ -12,9 +24,9 @@ class ScaledMaskSoftmax(torch.nn.Module):
 
     Args:
         scale, is_causal, diagonal, window, dropout_p: as for :func:`scaled_mask_softmax`; dropout applies in training
-            mode only.
+            mode only. Attributes of these names may be assigned later.
 
-    Shapes, dtypes and errors are those of :func:`scaled_mask_softmax`.
+    Shapes, dtypes and errors are those of :func:`scaled_mask_softmax`; options are refused where they are given.
     """
 
     def __init__(
@@ -32,6 +44,12 @@ class ScaledMaskSoftmax(torch.nn.Module):
         self.diagonal = diagonal
         self.window = window
         self.dropout_p = dropout_p
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _CHECKS:
+            check_option_types(**{name: value})
+            _CHECKS[name](value)
+        super().__setattr__(name, value)
 
     def forward(
         self,

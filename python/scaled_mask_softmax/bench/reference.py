@@ -90,7 +90,7 @@ def _verify_attention(problem: Problem, results: tuple[torch.Tensor, ...]) -> No
             # Sums over rounded terms: each is wrong by a share of their size, not of its own.
             error = float((actual[item].detach().double() - right).norm() / right.norm())
             if not error <= bound:
-                raise WrongResult(f"{what}: off by {error:.3g} of its norm, allowed {bound:.3g}")
+                raise WrongResult(f"{what}: off by {error} of its norm, allowed {bound}")
 
 
 def verify(problem: Problem, results: tuple[torch.Tensor, ...], alone: bool = False, rival: bool = False) -> None:
