@@ -12,6 +12,7 @@
 #include <tuple>
 #include <utility>
 
+#include "canonicalize.h"
 #include "derivative.h"
 #include "operators.h"
 #include "problem.h"
@@ -194,8 +195,9 @@ struct Forward {
     return differentiate(grads[0], saved, Tensor(), options, needs);
   }
 
+  // grad_factor multiplies grad, but not before the probabilities have: grad may be near the largest number of its type.
   static variable_list differentiate(const Tensor& grad, const std::array<Tensor, kSaved>& saved, const Tensor& state,
-                                     const SymOptions& options, int64_t needs) {
+                                     const SymOptions& options, int64_t needs, double grad_factor = 1.0) {
     const auto& [y, key_lengths_, sink_probability] = saved;
     const OptionalTensor key_lengths = optional(key_lengths_);
     const BackwardKernels kernels{grad, y, key_lengths, state};
@@ -203,22 +205,27 @@ struct Forward {
     const bool of_mask = (needs & 2) != 0;
     const bool of_sink = (needs & 4) != 0;
     const DependenceOnMask mask{y, options.mask};
+    SymOptions scaled = options;
+    if (grad_factor != 1.0) scaled.scale = scale_with_dropout(options.scale, grad_factor, y.scalar_type());
     SymOptions unscaled = options;
-    unscaled.scale = 1.0;
+    unscaled.scale = grad_factor;
     variable_list result(kInputs);
     if ((!of_mask || mask.is_like_y()) && !of_sink) {
-      if (of_x) result[0] = kernels.dx(options);
+      if (of_x) result[0] = kernels.dx(scaled);
       if (of_mask) result[1] = mask.finish(of_x && options.scale == 1.0 ? result[0] : kernels.dx(unscaled));
-    } else if (at::GradMode::is_enabled() || !is_plain(grad) || !is_plain(y)) {
-      // In differentiable operators, and without dropout: see ForwardDropout.
-      if (of_x) result[0] = call_backward(grad, y, options, key_lengths);
+    } else if (at::GradMode::is_enabled() || !is_plain(grad) || !is_plain(y) || grad_factor != 1.0) {
+      // In differentiable operators, and without dropout: see ForwardDropout. What a mask sums is not rounded before.
+      if (of_x) result[0] = call_backward(grad, y, scaled, key_lengths);
       if (of_mask) {
-        const Tensor scores = call_backward(grad, y, unscaled, key_lengths);
-        result[1] = mask.finish(mask.sum(DependenceOnY::accumulated(scores)));
+        unscaled.scale = 1.0;
+        const Tensor scores =
+            call_backward(DependenceOnY::accumulated(grad), DependenceOnY::accumulated(y), unscaled, key_lengths);
+        const Tensor sums = mask.sum(scores);
+        result[1] = mask.finish(grad_factor == 1.0 ? sums : sums * grad_factor);
       }
       if (of_sink) {
         const DependenceOnSink sink(y, sink_probability);
-        result[2] = sink_gradient(sink.probability, sink.dots(grad));
+        result[2] = sink_gradient(sink.probability, sink.dots(grad), grad_factor);
       }
     } else {
       const auto [dx, dots] = kernels.dx_and_dots(options, of_x);
@@ -243,26 +250,31 @@ struct Forward {
 // With dropout. A node of two results: that of dropout, and y before it, which only derivatives see.
 struct ForwardDropout {
   static constexpr const char* kName = "ScaledMaskSoftmaxDropoutBackward";
-  static constexpr size_t kSaved = 4;   // y, key_lengths, sink's probability, state
+  static constexpr size_t kSaved = 4;   // y, key_lengths, sink's probability, and the state or the cells that it kept
   static constexpr size_t kInputs = 3;  // x, mask, sink
 
   static variable_list differentiate(const variable_list& grads, const std::array<Tensor, kSaved>& saved,
                                      const SymOptions& options, int64_t needs) {
-    const auto& [y, key_lengths, sink_probability, state] = saved;
+    const auto& [y, key_lengths, sink_probability, drawn] = saved;
     const std::array<Tensor, 3> before = {y, key_lengths, sink_probability};
     const Tensor& grad = grads[0];
     const Tensor of_y = grads.size() > 1 ? grads[1] : Tensor();
-    if (!of_y.defined() && !at::GradMode::is_enabled() && is_plain(grad) && is_plain(y)) {
-      return Forward::differentiate(grad, before, state, options, needs);
+    const bool is_state = drawn.scalar_type() != at::kBool;
+    variable_list result(kInputs);
+    if (grad.defined() && is_state && !at::GradMode::is_enabled() && is_plain(grad) && is_plain(y)) {
+      result = Forward::differentiate(grad, before, drawn, options, needs);
+    } else if (grad.defined()) {
+      const Tensor keep = is_state ? call_dropout_keep(y.detach(), drawn, options.dropout_p) : drawn;
+      result = Forward::differentiate(at::where(keep, grad, 0.0), before, Tensor(), options, needs,
+                                      dropout_factor(options.dropout_p));
     }
-    // In differentiable operators: y's gradient first.
-    Tensor total = of_y;
-    if (grad.defined()) {
-      const Tensor keep = call_dropout_keep(y.detach(), state, options.dropout_p);
-      const Tensor part = at::where(keep, grad * dropout_factor(options.dropout_p), 0.0);
-      total = total.defined() ? total + part : part;
+    if (of_y.defined()) {
+      const variable_list others = Forward::differentiate(of_y, before, Tensor(), options, needs);
+      for (size_t i = 0; i < kInputs; ++i) {
+        if (others[i].defined()) result[i] = result[i].defined() ? result[i] + others[i] : others[i];
+      }
     }
-    return Forward::differentiate(total, before, Tensor(), options, needs);
+    return result;
   }
 };
 
@@ -380,13 +392,42 @@ void forward_in_place(Tensor& x, const OptionalTensor& mask, double scale, bool 
   }
 }
 
-// Operators that are differentiated and batched one by one, for what has a tangent or belongs to a transform of
-// torch.func.
-Tensor forward_dropout_composed(const Tensor& x, const OptionalTensor& mask, const SymOptions& options,
-                                const OptionalTensor& key_lengths, const OptionalTensor& sink) {
-  const Tensor y = call_forward(x, mask, options, key_lengths, sink);
-  const Tensor keep = call_dropout_keep(x.detach(), options.dropout_p);
-  return at::where(keep, y * dropout_factor(options.dropout_p), 0.0);
+// `drawn`: the state, or the cells that were kept.
+void record_dropout(SymOptions& options, const Tensor& x, const OptionalTensor& mask, const OptionalTensor& sink,
+                    Tensor& result, Tensor& y, const OptionalTensor& key_lengths, const Tensor& sink_probability,
+                    const Tensor& drawn) {
+  if (needs_grad(mask)) options.mask = DependenceOnMask::layout(x, *mask);
+  const auto node = make_derivative<ForwardDropout>(options, x, mask, sink);
+  torch::autograd::set_history(result, node);
+  torch::autograd::set_history(y, node);
+  save(*node, SavedVariable(y, /*is_output=*/true), key_lengths, sink_probability);
+  node->saved[3] = SavedVariable(drawn, /*is_output=*/false);
+  announce(node);
+}
+
+ThreeTensors forward_dropout_of_keep(const Tensor& x, const OptionalTensor& mask, double scale, bool is_causal,
+                                     c10::SymInt diagonal, OptionalSymInt window, const OptionalTensor& key_lengths,
+                                     const OptionalTensor& sink, const Tensor& keep, double dropout_p,
+                                     bool with_sink_probability) {
+  SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
+  options.dropout_p = dropout_p;
+  const bool needs_probability = needs_sink_probability(x, mask, sink);
+  Tensor result, y, sink_probability;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    std::tie(result, y, sink_probability) = call_forward_dropout_of_keep(
+        x, mask, options, key_lengths, sink, keep, with_sink_probability || needs_probability);
+  }
+  const Tensor probability = needs_probability ? sink_probability : Tensor();
+  if (has_tangent(x) || has_tangent(mask) || has_tangent(sink)) {
+    const Tensor tangent = tangent_of_result(y, tangent_of(x), mask, options, key_lengths, sink, probability);
+    y._set_fw_grad(tangent, 0, /*is_inplace_op=*/false);
+    result._set_fw_grad(at::where(keep, tangent * dropout_factor(dropout_p), 0.0), 0, /*is_inplace_op=*/false);
+  }
+  if (needs_grad(x) || needs_grad(mask) || needs_grad(sink)) {
+    record_dropout(options, x, mask, sink, result, y, key_lengths, probability, keep);
+  }
+  return {std::move(result), std::move(y), std::move(sink_probability)};
 }
 
 bool is_transformed(const Tensor& tensor) {
@@ -401,7 +442,9 @@ Tensor forward_dropout(const Tensor& x, const OptionalTensor& mask, double scale
   SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
   options.dropout_p = dropout_p;
   if (is_transformed(x) || is_transformed(mask) || is_transformed(sink)) {
-    return forward_dropout_composed(x, mask, options, key_lengths, sink);
+    const Tensor keep = call_dropout_keep(x.detach(), dropout_p);
+    return std::get<0>(call_forward_dropout_of_keep(x, mask, options, key_lengths, sink, keep,
+                                                    /*with_sink_probability=*/false));
   }
   if (!(needs_grad(x) || needs_grad(mask) || needs_grad(sink))) {
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -414,13 +457,8 @@ Tensor forward_dropout(const Tensor& x, const OptionalTensor& mask, double scale
     std::tie(result, y, state, sink_probability) =
         call_forward_dropout_with_y(x, mask, options, key_lengths, sink, with_sink_probability);
   }
-  if (needs_grad(mask)) options.mask = DependenceOnMask::layout(x, *mask);
-  const auto node = make_derivative<ForwardDropout>(options, x, mask, sink);
-  torch::autograd::set_history(result, node);
-  torch::autograd::set_history(y, node);
-  save(*node, SavedVariable(y, /*is_output=*/true), key_lengths, with_sink_probability ? sink_probability : Tensor());
-  node->saved[3] = SavedVariable(state, /*is_output=*/false);
-  announce(node);
+  record_dropout(options, x, mask, sink, result, y, key_lengths, with_sink_probability ? sink_probability : Tensor(),
+                 state);
   return result;
 }
 
@@ -429,7 +467,7 @@ void forward_in_place_dropout(Tensor& x, const OptionalTensor& mask, double scal
                               const OptionalTensor& sink, double dropout_p) {
   const auto differentiated = [](const auto& tensor) { return needs_grad(tensor) || has_tangent(tensor); };
   TORCH_CHECK_NOT_IMPLEMENTED(!(differentiated(x) || differentiated(mask) || differentiated(sink)),
-                              "scaled_mask_softmax: dropout_p is ", dropout_p, " for scaled_mask_softmax_ where a "
+                              "scaled_mask_softmax: dropout_p is ", number(dropout_p), " for scaled_mask_softmax_ where a "
                               "gradient is needed; expected 0, as the gradient needs the probabilities before dropout. "
                               "Use scaled_mask_softmax.");
   SymOptions options{scale, is_causal, std::move(diagonal), std::move(window)};
@@ -525,6 +563,7 @@ TORCH_LIBRARY_IMPL(scaled_mask_softmax, Autograd, library) {
   library.impl("scaled_mask_softmax_", &sms::forward_in_place);
   library.impl("scaled_mask_softmax_backward", &sms::backward);
   library.impl("scaled_mask_softmax.dropout", &sms::forward_dropout);
+  library.impl("scaled_mask_softmax.dropout_of_keep", &sms::forward_dropout_of_keep);
   library.impl("scaled_mask_softmax_.dropout", &sms::forward_in_place_dropout);
   // Truth values have no derivative.
   library.impl("dropout_keep", torch::CppFunction::makeFallthrough());

@@ -58,6 +58,13 @@ TORCH_LIBRARY(scaled_mask_softmax, library) {
       "SymInt? window, Tensor? key_lengths, Tensor? sink, float dropout_p, bool with_sink_probability) "
       "-> (Tensor, Tensor, Tensor, Tensor)",
       random);
+  // Of given cells, as bool of x's shape, so that there is nothing random: for what differentiates or batches more than
+  // once. Differentiable, y included.
+  library.def(
+      "scaled_mask_softmax.dropout_of_keep(Tensor x, Tensor? mask, float scale, bool is_causal, *, SymInt diagonal, "
+      "SymInt? window, Tensor? key_lengths, Tensor? sink, Tensor keep, float dropout_p, bool with_sink_probability) "
+      "-> (Tensor, Tensor, Tensor)",
+      {at::Tag::pt2_compliant_tag});
   // grad is that of the result of dropout. Without with_dx the first result has no elements, without with_dots the
   // second: each row's sum(grad * y) over the cells that were kept, not divided by 1 - p.
   library.def(

@@ -55,6 +55,10 @@ using InPlaceDropoutSignature = void(at::Tensor&, const OptionalTensor&, double,
 using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using DropoutWithYSignature = FourTensors(const at::Tensor&, const OptionalTensor&, double, bool, c10::SymInt,
                                           OptionalSymInt, const OptionalTensor&, const OptionalTensor&, double, bool);
+using ThreeTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using DropoutOfKeepSignature = ThreeTensors(const at::Tensor&, const OptionalTensor&, double, bool, c10::SymInt,
+                                            OptionalSymInt, const OptionalTensor&, const OptionalTensor&,
+                                            const at::Tensor&, double, bool);
 using BackwardDropoutSignature = TwoTensors(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, double,
                                             bool, bool, bool, c10::SymInt, OptionalSymInt, const OptionalTensor&);
 using MaskBackwardDropoutSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
@@ -134,6 +138,16 @@ inline FourTensors call_forward_dropout_with_y(const at::Tensor& x, const Option
   static const auto op =
       find_operator<DropoutWithYSignature>("scaled_mask_softmax::scaled_mask_softmax", "dropout_with_y");
   return op.call(x, mask, options.scale, options.is_causal, options.diagonal, options.window, key_lengths, sink,
+                 options.dropout_p, with_sink_probability);
+}
+
+inline ThreeTensors call_forward_dropout_of_keep(const at::Tensor& x, const OptionalTensor& mask,
+                                                 const SymOptions& options, const OptionalTensor& key_lengths,
+                                                 const OptionalTensor& sink, const at::Tensor& keep,
+                                                 bool with_sink_probability) {
+  static const auto op =
+      find_operator<DropoutOfKeepSignature>("scaled_mask_softmax::scaled_mask_softmax", "dropout_of_keep");
+  return op.call(x, mask, options.scale, options.is_causal, options.diagonal, options.window, key_lengths, sink, keep,
                  options.dropout_p, with_sink_probability);
 }
 

@@ -596,6 +596,78 @@ def test_transforms_of_torch_func(device: str) -> None:
     torch.testing.assert_close(nested(x), torch.func.grad(lambda x: torch.func.grad(reference)(x).square().sum())(x))
 
 
+def derivatives_of(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> dict[str, Callable[..., Any]]:
+    """Ways to the gradient of function(*given), each for a gradient that arrives."""
+
+    def by_autograd(grad: torch.Tensor, create_graph: bool = False) -> Any:
+        return torch.autograd.grad(function(*given), given, grad, create_graph=create_graph)
+
+    def outside_vmap(grad: torch.Tensor) -> Any:
+        y = torch.vmap(lambda _: function(*given), randomness="same")(torch.zeros(2))
+        return torch.autograd.grad(y[0], given, grad)
+
+    def inside_vmap(grad: torch.Tensor) -> Any:
+        pull_back = torch.vmap(lambda _: torch.func.vjp(function, *given)[1](grad), randomness="same")
+        return [gradients[0] for gradients in pull_back(torch.zeros(2))]
+
+    def nested(grad: torch.Tensor) -> Any:
+        """Of a function that is itself a derivative: that of its result, where it counts once."""
+        lifted = torch.func.vjp(lambda *given: torch.func.vjp(function, *given)[0], *given)
+        return lifted[1](grad)
+
+    return {
+        "first order": by_autograd,
+        "create_graph": functools.partial(by_autograd, create_graph=True),
+        "torch.func": lambda grad: torch.func.vjp(function, *given)[1](grad),
+        "nested": nested,
+        "outside vmap": outside_vmap,
+        "inside vmap": inside_vmap,
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+@pytest.mark.parametrize("options", ["x", "masks of x", "wide mask", "sink"])
+def test_the_factor_overflows_nothing(device: str, dtype: torch.dtype, options: str) -> None:
+    """Gradients near the largest number of their type, that 1 / (1 - p) alone would take past it: by every way what the
+    kernels return, which multiply by the probabilities first."""
+    x = normal((2, 3, 4, 40), dtype, device, spread=0.1).requires_grad_()
+    given = [x]
+    scale = 1e-30 if dtype in (torch.float32, torch.bfloat16) else 1.0
+    if options == "masks of x":
+        given = [normal(shape, dtype, device, 2, 0.1).requires_grad_() for shape in ((2, 3, 4, 40), (40,))]
+    elif options == "wide mask":
+        given += [torch.zeros(1, 4, 40, device=device, dtype=wide(dtype)).requires_grad_()]
+    elif options == "sink":
+        given += [torch.zeros(3, device=device, dtype=wide(dtype)).requires_grad_()]
+
+    def function(softmax: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(5)
+        if options == "masks of x":
+            return softmax(x.detach(), given[0], scale, dropout_p=0.9) + softmax(
+                x.detach(), given[1], scale, dropout_p=0.9
+            )
+        name = "sink" if options == "sink" else "mask"
+        return softmax(given[0], scale=scale, dropout_p=0.9, **dict(zip([name], given[1:])))
+
+    grad = torch.full_like(x, torch.finfo(dtype).max / 4)
+    for softmax in (sms.scaled_mask_softmax, _composite.forward_dropout):
+        ways = derivatives_of(functools.partial(function, softmax), *given)
+        expected = ways.pop("first order")(grad)
+        assert all(gradient.isfinite().all() and gradient.any() for gradient in expected)
+        if options == "sink":  # not supported: it says so
+            del ways["nested"]
+        for name, way in ways.items():
+            for got, want in zip(way(grad), expected):
+                largest = want.abs().max().item()
+                bound = 16 * torch.finfo(got.dtype).eps * largest
+                assert_within(got, want.double(), torch.full_like(want, bound, dtype=torch.float64), name)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Of masks and sinks for 16-bit scores."""
+    return torch.float32 if dtype in SIXTEEN_BIT else dtype
+
+
 @forward_mode
 def test_forward_transforms_of_torch_func(device: str) -> None:
     x = normal((3, 5), torch.float64, device)
@@ -646,6 +718,33 @@ def test_vmap(device: str) -> None:
             vmapped = torch.vmap(of, in_dims=dims, randomness=randomness)(leaf, given[1])
             (outside,) = torch.autograd.grad(vmapped.square().sum(), leaf)
             torch.testing.assert_close(outside, expected if dims[0] == 0 else expected.sum(0))
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_vmap_of_no_samples(device: str, randomness: str) -> None:
+    """As torch's own dropout: empty results, and nothing is drawn."""
+    mask = torch.zeros(0, 3, 9, device=device)
+    lengths = torch.zeros(0, 2, dtype=torch.int64, device=device)
+    sink = torch.zeros(0, 2, device=device)
+    x = torch.zeros(0, 2, 3, 9, device=device).requires_grad_()
+    before = torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state()
+    for dims in ((0, 0, 0, 0), (None, 0, 0, 0), (0, None, None, None)):
+        given = [
+            tensor if dim == 0 else tensor.new_zeros(tensor.shape[1:])
+            for tensor, dim in zip((x, mask, lengths, sink), dims)
+        ]
+
+        def of(x: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+            return sms.scaled_mask_softmax(x, mask, 0.5, True, key_lengths=lengths, sink=sink, dropout_p=0.3)
+
+        y = torch.vmap(of, in_dims=dims, randomness=randomness)(*given)
+        assert y.shape == x.shape
+        inside = torch.vmap(
+            torch.func.grad(lambda *given, of=of: of(*given).sum()), in_dims=dims, randomness=randomness
+        )(*given)
+        assert inside.shape == x.shape
+    assert torch.autograd.grad(y.sum(), x)[0].shape == x.shape
+    assert torch.equal(before, torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state())
 
 
 def test_vmap_of_what_is_not_batched(device: str) -> None:
@@ -730,9 +829,11 @@ def test_the_composite(device: str, dtype: torch.dtype) -> None:
     keep = torch.rand(x.shape, device=device) >= 0.25
     plain = _composite.forward(x, mask[None], 0.7, True)
     assert same_bits(y, torch.where(keep, plain * (1 / 0.75), 0.0))
-    expected = torch.autograd.grad(plain, (x, mask), torch.where(keep, grad * (1 / 0.75), 0.0))
+    # The factor multiplies what has been multiplied by the probabilities.
+    eps = torch.finfo(dtype).eps
+    expected = torch.autograd.grad(plain, (x, mask), torch.where(keep, grad, 0.0))
     for got, want in zip(torch.autograd.grad(y, (x, mask), grad), expected):
-        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(got, want * (1 / 0.75), rtol=2 * eps, atol=2 * eps * torch.finfo(dtype).tiny)
     for p, zeros in ((1.0, True), (1e-20, False)):
         assert _composite.forward_dropout(x, dropout_p=p).any() != zeros
 
@@ -891,6 +992,18 @@ def test_opcheck(device: str) -> None:
                 {**given, "with_sink_probability": with_sink_probability},
                 test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
             )
+    for dtype, requires_grad, with_sink_probability in itertools.product(
+        (torch.float32, torch.float16), (False, True), (False, True)
+    ):
+        x, bias = (normal(shape, dtype, device, 7).requires_grad_(requires_grad) for shape in ((2, 3, 5, 9), (9,)))
+        given = {
+            **options,
+            "sink": normal((3,), torch.float32, device, 7).requires_grad_(requires_grad),
+            "keep": kept(x),
+            "dropout_p": 0.3,
+            "with_sink_probability": with_sink_probability,
+        }
+        check(OPS.scaled_mask_softmax.dropout_of_keep, (x, bias, 0.5, True), given)
     state = state_of(device, 3, 4)
     for dtype in (torch.float32, torch.float16, torch.float64):
         grad, x = (normal((2, 3, 5, 9), dtype, device, seed) for seed in (0, 1))
@@ -914,6 +1027,20 @@ def test_states_of_another_kind_are_refused(device: str) -> None:
         for function in (OPS.dropout_keep.of_state, _composite.dropout_keep_of_state):
             with pytest.raises(ValueError, match=r"expected what scaled_mask_softmax.dropout_with_y returns"):
                 function(x, state, 0.5)
+    for keep in (torch.zeros(3, 4, device=device), torch.zeros(4, device=device, dtype=torch.bool)):
+        for given in (x, x.to("meta")):
+            with pytest.raises(ValueError, match="expected what dropout_keep returns for x"):
+                OPS.scaled_mask_softmax.dropout_of_keep(
+                    given,
+                    None,
+                    1.0,
+                    False,
+                    **NO_OPTIONS,
+                    sink=None,
+                    keep=keep,
+                    dropout_p=0.5,
+                    with_sink_probability=False,
+                )
 
 
 # ---- Of a CUDA device ----

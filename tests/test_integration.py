@@ -109,7 +109,7 @@ def test_every_overload_is_checked_above() -> None:
         ("scaled_mask_softmax", "with_sink_probability"),
         ("scaled_mask_softmax_", ""),
         # Those with dropout: test_dropout.py.
-        *(("scaled_mask_softmax", name) for name in ("dropout", "dropout_with_y")),
+        *(("scaled_mask_softmax", name) for name in ("dropout", "dropout_with_y", "dropout_of_keep")),
         *((f"scaled_mask_softmax{name}", "dropout") for name in ("_", "_backward", "_mask_backward")),
         *(("dropout_keep", name) for name in ("", "of_state")),
         ("scaled_mask_softmax_", "with_sink_probability"),

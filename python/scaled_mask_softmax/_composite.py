@@ -128,42 +128,62 @@ class _Function(torch.autograd.Function):
         mask: torch.Tensor | None,
         sink: torch.Tensor | None,
         key_lengths: torch.Tensor | None,
+        keep: torch.Tensor | None,
+        dropout_p: float,
         scale: float,
         is_causal: bool,
         diagonal: int,
         window: int | None,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """y, the sink's probability if there is a sink, and the result of dropout if there are cells to keep."""
         y, sink_probability = _probabilities(x, mask, sink, scale, is_causal, diagonal, window, key_lengths)
-        return y if sink_probability is None else (y, sink_probability)
+        dropped = None if keep is None else torch.where(keep, y * dropout_factor(dropout_p), 0.0)
+        results = tuple(result for result in (y, sink_probability, dropped) if result is not None)
+        return results if len(results) > 1 else y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, mask, sink, key_lengths, ctx.scale, *options = inputs
+        _, mask, sink, key_lengths, keep, dropout_p, ctx.scale, *options = inputs
         ctx.options = options
+        ctx.factor = dropout_factor(dropout_p)
         ctx.mask = None if mask is None else (tuple(mask.shape), mask.dtype)
         ctx.sink = None if sink is None else (tuple(sink.shape), sink.dtype)
         ctx.set_materialize_grads(False)
-        saved = (output, None, key_lengths) if sink is None else (*output, key_lengths)
+        y, *others = output if isinstance(output, tuple) else (output,)
+        saved = (y, None if sink is None else others[0], key_lengths, keep)
         ctx.save_for_backward(*saved)
         ctx.save_for_forward(*saved)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        y, sink_probability, key_lengths = ctx.saved_tensors
-        sink_grad = grads[1] if len(grads) > 1 else None
+        y, sink_probability, key_lengths, keep = ctx.saved_tensors
+        grad = grads[0]
+        sink_grad = None if ctx.sink is None else grads[1]
+        # What arrives, at y and its sink, and what multiplies its part of the gradient: not what arrives itself, which
+        # may be near the largest number of its type.
+        parts: list[tuple[torch.Tensor, torch.Tensor | None, float]] = []
+        if grad is not None or sink_grad is not None:
+            parts.append((torch.zeros_like(y) if grad is None else grad, sink_grad, 1.0))
+        if keep is not None and grads[-1] is not None:
+            parts.append((torch.where(keep, grads[-1], 0.0), None, ctx.factor))
         dx = dmask = dsink = None
-        if grads[0] is not None or sink_grad is not None:
-            grad = torch.zeros_like(y) if grads[0] is None else grads[0]
-            change, total = _changes(grad, sink_grad, y, sink_probability, *ctx.options, key_lengths)
-            dx = (change * ctx.scale).to(y.dtype)
+
+        def added(sum_: torch.Tensor | None, part: torch.Tensor, factor: float) -> torch.Tensor:
+            part = part if factor == 1.0 else part * factor
+            return part if sum_ is None else sum_ + part
+
+        for arriving, sink_arriving, factor in parts:
+            change, total = _changes(arriving, sink_arriving, y, sink_probability, *ctx.options, key_lengths)
+            dx = added(dx, (change * scale_with_dropout(ctx.scale, factor, y.dtype)).to(y.dtype), 1.0)
             if ctx.mask is not None and ctx.needs_input_grad[1]:
-                shape, dtype = ctx.mask
-                dmask = change.sum_to_size(_aligned_shape(y, shape)).reshape(shape).to(dtype)
+                shape = ctx.mask[0]
+                dmask = added(dmask, change.sum_to_size(_aligned_shape(y, shape)).reshape(shape), factor)
             if ctx.sink is not None:
-                shape, dtype = ctx.sink
-                of_rows = -total if sink_grad is None else sink_grad - total
-                dsink = _sum_over_rows(sink_probability * of_rows, shape).to(dtype)
-        return dx, dmask, dsink, None, None, None, None, None
+                of_rows = -total if sink_arriving is None else sink_arriving - total
+                dsink = added(dsink, _sum_over_rows(sink_probability * of_rows, ctx.sink[0]), factor)
+        dmask = None if dmask is None else dmask.to(ctx.mask[1])
+        dsink = None if dsink is None else dsink.to(ctx.sink[1])
+        return dx, dmask, dsink, None, None, None, None, None, None, None
 
 
 class _ForwardModeFunction(_Function):
@@ -172,15 +192,23 @@ class _ForwardModeFunction(_Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         of_x, of_mask, of_sink = tangents[:3]
-        y, sink_probability, key_lengths = ctx.saved_tensors
+        y, sink_probability, key_lengths, keep = ctx.saved_tensors
         arriving = torch.zeros_like(y) if of_x is None else of_x.to(accumulate_dtype(y.dtype)) * ctx.scale
         if of_mask is not None:
             arriving = arriving + _aligned_mask(y, of_mask)
         sink_arriving = None if of_sink is None else of_sink.to(accumulate_dtype(y.dtype)).unsqueeze(-1)
         change, total = _changes(arriving, sink_arriving, y, sink_probability, *ctx.options, key_lengths)
-        if sink_probability is None:
-            return change.to(y.dtype)
-        return change.to(y.dtype), sink_probability * ((0.0 if sink_arriving is None else sink_arriving) - total)
+        of_y = change.to(y.dtype)
+        results = [of_y]
+        if sink_probability is not None:
+            results.append(sink_probability * ((0.0 if sink_arriving is None else sink_arriving) - total))
+        if keep is not None:
+            results.append(torch.where(keep, of_y * ctx.factor, 0.0))
+        return tuple(results) if len(results) > 1 else of_y
+
+
+def _function() -> type[_Function]:
+    return _Function if torch.compiler.is_compiling() else _ForwardModeFunction
 
 
 def forward(
@@ -196,9 +224,8 @@ def forward(
 ) -> torch.Tensor:
     """Return the probabilities of x; arguments, result and errors as in ``scaled_mask_softmax``."""
     _checks.check_forward(x, mask, scale, window, key_lengths, sink)
-    function = _Function if torch.compiler.is_compiling() else _ForwardModeFunction
-    result = function.apply(x, mask, sink, key_lengths, scale, is_causal, diagonal, window)
-    return cast(torch.Tensor, result if sink is None else result[0])
+    y = _function().apply(x, mask, sink, key_lengths, None, 0.0, scale, is_causal, diagonal, window)
+    return cast(torch.Tensor, y if sink is None else y[0])
 
 
 def forward_with_sink_probability(
@@ -253,6 +280,14 @@ def dropout_factor(dropout_p: float) -> float:
     return 0.0 if dropout_p >= 1.0 - 2.0**-33 else 1.0 / (1.0 - dropout_p)
 
 
+def scale_with_dropout(scale: float, factor: float, dtype: torch.dtype) -> float:
+    """Of a gradient, finite in the type that it is computed in, so that 0 times it is 0."""
+    if factor == 1.0:
+        return scale
+    largest = torch.finfo(accumulate_dtype(dtype)).max
+    return max(-largest, min(scale * factor, largest))
+
+
 def forward_dropout(
     x: torch.Tensor,
     mask: torch.Tensor | None = None,
@@ -266,10 +301,11 @@ def forward_dropout(
     dropout_p: float,
 ) -> torch.Tensor:
     """Return the probabilities of x with dropout, by random numbers of torch's own operators; differentiable."""
-    y = forward(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink)
+    _checks.check_forward(x, mask, scale, window, key_lengths, sink)
     _checks.check_dropout(dropout_p)
-    keep = torch.rand_like(y, dtype=torch.float32) >= dropout_p
-    return torch.where(keep, y * dropout_factor(dropout_p), 0.0)
+    keep = torch.rand_like(x, dtype=torch.float32, memory_format=torch.contiguous_format) >= dropout_p
+    results = _function().apply(x, mask, sink, key_lengths, keep, dropout_p, scale, is_causal, diagonal, window)
+    return cast(torch.Tensor, results[-1])
 
 
 def forward_in_place_dropout(
@@ -399,7 +435,8 @@ def backward_dropout(
     _checks.check_backward(grad, y, scale, window, key_lengths)
     kept = grad.masked_fill(~dropout_keep_of_state(y, state, dropout_p), 0.0)
     change, dots = _changes(kept, None, y, None, is_causal, diagonal, window, key_lengths)
-    dx = (change * (scale * dropout_factor(dropout_p))).to(y.dtype).contiguous() if with_dx else y.new_empty(0)
+    scale = scale_with_dropout(scale, dropout_factor(dropout_p), y.dtype)
+    dx = (change * scale).to(y.dtype).contiguous() if with_dx else y.new_empty(0)
     return dx, dots if with_dots else dots.new_empty(0)
 
 

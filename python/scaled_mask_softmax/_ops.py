@@ -215,6 +215,29 @@ def _(
     return result, y, x.new_empty(2, dtype=torch.int64), of_rows
 
 
+@torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax.dropout_of_keep")
+def _(
+    x: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    is_causal: bool,
+    *,
+    diagonal: int,
+    window: int | None,
+    key_lengths: torch.Tensor | None,
+    sink: torch.Tensor | None,
+    keep: torch.Tensor,
+    dropout_p: float,
+    with_sink_probability: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    _checks.check_forward(x, mask, scale, window, key_lengths, sink)
+    _checks.check_dropout(dropout_p)
+    _checks.check_keep(x, keep)
+    result, y = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(2))
+    of_rows = _row_values(x) if with_sink_probability else x.new_empty(0, dtype=_composite.accumulate_dtype(x.dtype))
+    return result, y, of_rows
+
+
 @torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax_backward.dropout")
 def _(
     grad: torch.Tensor,

@@ -6,13 +6,14 @@ In Python, as torch ships the headers for batching rules in C++ without one that
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch._C import _functorch
 
-from . import _checks, _composite
+from . import _checks
 
 _OPERATORS = torch.ops.scaled_mask_softmax
 
@@ -116,14 +117,13 @@ class _Batch:
         sink = sink.reshape(sink.shape[0], *(1 for _ in range(self.leading - 2)), sink.shape[1])
         return self._merge(_expand_leading(sink, self.shape[: self.leading]))
 
-    def results(self, computed: Any) -> Any:
-        """One tensor of the scores' shape, or such a one and one number a row."""
-        level = _functorch.current_level()
-        if isinstance(computed, torch.Tensor):
-            return _functorch._add_batch_dim(computed.view(self.shape), 0, level)
-        result, of_rows = computed
-        rows = _functorch._add_batch_dim(of_rows.view(self.shape[:-1]), 0, level)
-        return _functorch._add_batch_dim(result.view(self.shape), 0, level), rows
+    def result(self, computed: torch.Tensor) -> torch.Tensor:
+        """Of the scores' shape."""
+        return _functorch._add_batch_dim(computed.view(self.shape), 0, _functorch.current_level())
+
+    def of_rows(self, computed: torch.Tensor) -> torch.Tensor:
+        """One number a row."""
+        return _functorch._add_batch_dim(computed.view(self.shape[:-1]), 0, _functorch.current_level())
 
 
 def _below_vmap() -> Any:
@@ -132,38 +132,62 @@ def _below_vmap() -> Any:
 
 def _call_forward(
     operator: Any,
+    kinds: str,
     x: torch.Tensor,
-    mask: torch.Tensor | None,
+    mask: torch.Tensor | None = None,
     *options: Any,
     key_lengths: torch.Tensor | None = None,
     sink: torch.Tensor | None = None,
+    keep: torch.Tensor | None = None,
     **keywords: Any,
 ) -> Any:
+    """kinds: of the operator's results, each "y" (of the scores' shape), "r" (one number a row) or "-" (without
+    elements)."""
     with _below_vmap():
-        scores, masks, lengths, sinks = samples = _samples(x, mask, key_lengths, sink)
+        scores, masks, lengths, sinks, keeps = samples = _samples(x, mask, key_lengths, sink, keep)
+        if keep is not None:
+            keywords["keep"] = keep
         if not any(sample.batched for sample in samples):
             return operator(x, mask, *options, key_lengths=key_lengths, sink=sink, **keywords)
         if scores.rank == 0:  # refused by the operator
-            return operator(scores.with_batch_dim().new_empty(()), None, *options, **keywords)
-        batch = _Batch(scores, [masks], lengths, sinks)
-        return batch.results(
-            operator(
-                batch.scores(scores),
-                batch.mask(masks),
-                *options,
-                key_lengths=batch.key_lengths(lengths),
-                sink=batch.sink(sinks),
-                **keywords,
-            )
+            return _OPERATORS.scaled_mask_softmax.default(scores.with_batch_dim().new_empty(()))
+        batch = _Batch(scores, [masks, keeps], lengths, sinks)
+        if keep is not None:
+            keywords["keep"] = batch.scores(keeps)
+        computed = operator(
+            batch.scores(scores),
+            batch.mask(masks),
+            *options,
+            key_lengths=batch.key_lengths(lengths),
+            sink=batch.sink(sinks),
+            **keywords,
         )
+        wrap: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "y": batch.result,
+            "r": batch.of_rows,
+            "-": lambda empty: empty,
+        }
+        if len(kinds) == 1:
+            return wrap[kinds](computed)
+        return tuple(wrap[kind](tensor) for kind, tensor in zip(kinds, computed, strict=True))
 
 
-def _forward(x: torch.Tensor, mask: torch.Tensor | None = None, *options: Any, **keywords: Any) -> Any:
-    return _call_forward(_OPERATORS.scaled_mask_softmax.default, x, mask, *options, **keywords)
+def _forward(*arguments: Any, **keywords: Any) -> Any:
+    return _call_forward(_OPERATORS.scaled_mask_softmax.default, "y", *arguments, **keywords)
 
 
 def _forward_with_sink_probability(*arguments: Any, **keywords: Any) -> Any:
-    return _call_forward(_OPERATORS.scaled_mask_softmax.with_sink_probability, *arguments, **keywords)
+    return _call_forward(_OPERATORS.scaled_mask_softmax.with_sink_probability, "yr", *arguments, **keywords)
+
+
+def _forward_dropout_of_keep(*arguments: Any, with_sink_probability: bool, **keywords: Any) -> Any:
+    return _call_forward(
+        _OPERATORS.scaled_mask_softmax.dropout_of_keep,
+        "yyr" if with_sink_probability else "yy-",
+        *arguments,
+        with_sink_probability=with_sink_probability,
+        **keywords,
+    )
 
 
 def _forward_in_place(x: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
@@ -189,7 +213,7 @@ def _backward(
         if not any(sample.batched for sample in samples):
             return operator(grad, y, *options, key_lengths=key_lengths, **keywords)
         batch = _Batch(ys, [grads], lengths, _Sample(None, False))
-        return batch.results(
+        return batch.result(
             operator(
                 batch.scores(grads), batch.scores(ys), *options, key_lengths=batch.key_lengths(lengths), **keywords
             )
@@ -200,6 +224,7 @@ def _backward(
 _library = torch.library.Library("scaled_mask_softmax", "IMPL", "FuncTorchBatched")
 _library.impl("scaled_mask_softmax", _forward)
 _library.impl("scaled_mask_softmax.with_sink_probability", _forward_with_sink_probability)
+_library.impl("scaled_mask_softmax.dropout_of_keep", _forward_dropout_of_keep)
 _library.impl("scaled_mask_softmax_", _forward_in_place)
 _library.impl("scaled_mask_softmax_.with_sink_probability", _forward_in_place_with_sink_probability)
 _library.impl("scaled_mask_softmax_backward", _backward)
@@ -213,14 +238,14 @@ def _dropout_keep(x: torch.Tensor, dropout_p: float) -> torch.Tensor:
     vmap = cast(VmapInterpreter, retrieve_current_functorch_interpreter())
     if vmap.randomness() == "error":
         raise RuntimeError(
-            f"scaled_mask_softmax: dropout_p is {dropout_p:g} within torch.vmap with randomness='error'; expected "
-            "'different' or 'same'. Use torch.vmap(..., randomness='different')."
+            f"scaled_mask_softmax: dropout_p is {_checks.number(dropout_p)} within torch.vmap with randomness='error'; "
+            "expected 'different' or 'same'. Use torch.vmap(..., randomness='different')."
         )
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchVmapMode)
     with _below_vmap(), torch._C._ExcludeDispatchKeyGuard(keys):
         (sample,) = _samples(x)
         assert sample.tensor is not None
-        if vmap.randomness() == "same":
+        if vmap.randomness() == "same" and vmap.batch_size() > 0:
             one = sample.tensor[0] if sample.batched else sample.tensor
             return cast(torch.Tensor, _OPERATORS.dropout_keep.default(one, dropout_p))
         batch = sample.with_batch_dim().expand(vmap.batch_size(), *(-1 for _ in range(sample.rank)))
@@ -228,11 +253,34 @@ def _dropout_keep(x: torch.Tensor, dropout_p: float) -> torch.Tensor:
         return _functorch._add_batch_dim(keep, 0, vmap.level())
 
 
-def _forward_dropout(x: torch.Tensor, *arguments: Any, dropout_p: float, **keywords: Any) -> torch.Tensor:
-    y = _OPERATORS.scaled_mask_softmax.default(x, *arguments, **keywords)
-    _checks.check_dropout(dropout_p)
-    keep = _OPERATORS.dropout_keep.default(x.detach(), dropout_p)
-    return torch.where(keep, y * _composite.dropout_factor(dropout_p), 0.0)
+def _forward_dropout(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    scale: float = 1.0,
+    is_causal: bool = False,
+    *,
+    diagonal: int = 0,
+    window: int | None = None,
+    key_lengths: torch.Tensor | None = None,
+    sink: torch.Tensor | None = None,
+    dropout_p: float,
+) -> torch.Tensor:
+    if x.dim() == 0:  # refused by the operator
+        return cast(torch.Tensor, _OPERATORS.scaled_mask_softmax.default(x))
+    result, _, _ = _OPERATORS.scaled_mask_softmax.dropout_of_keep(
+        x,
+        mask,
+        scale,
+        is_causal,
+        diagonal=diagonal,
+        window=window,
+        key_lengths=key_lengths,
+        sink=sink,
+        keep=_OPERATORS.dropout_keep.default(x.detach(), dropout_p),
+        dropout_p=dropout_p,
+        with_sink_probability=False,
+    )
+    return cast(torch.Tensor, result)
 
 
 def _forward_in_place_dropout(
