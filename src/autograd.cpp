@@ -236,9 +236,10 @@ struct Forward {
         result[1] = mask.finish(kernels.mask_gradient(options, dots, size, mask.dtype()));
       } else if (of_mask) {
         // What is added to a whole row moves probability between its columns and its sink only: without a sink there
-        // is nothing to gain, but a NaN stays one.
-        const Tensor rows =
-            sink_probability.defined() ? at::mul(sink_probability, dots).mul(factor) : at::mul(dots, 0.0);
+        // is nothing to gain, but a NaN stays one. Of a row without a live column a NaN in the sink does not matter.
+        const Tensor rows = sink_probability.defined()
+                                ? at::where(dots.eq(0), 0.0, at::mul(sink_probability, dots).mul(factor))
+                                : at::mul(dots, 0.0);
         result[1] = mask.finish(mask.sum(rows.unsqueeze(-1)));
       }
       if (of_sink) result[2] = sink_gradient(sink_probability, dots, factor);

@@ -189,6 +189,12 @@ struct KernelsForDevice {
     return dropout;
   }
 
+  // What sinks take of rows without a column: all, unless a sink is -inf, NaN or inf.
+  static void fill_with_all(at::Tensor& sink_probability, const at::Tensor& sink) {
+    const at::Tensor taken = sink.sub(sink).exp().masked_fill(sink.eq(-HUGE_VAL), 0);
+    sink_probability.copy_(taken.unsqueeze(-1).expand(sink_probability.sizes()));
+  }
+
   // sink_probability: null, or to be set to what each row's sink takes. before_dropout and state: to be filled.
   static at::Tensor run_forward(const at::Tensor& x, const OptionalTensor& mask, const Options& options,
                                 const OptionalTensor& key_lengths, const OptionalTensor& sink,
@@ -198,7 +204,7 @@ struct KernelsForDevice {
     OptionalTensor statistic;
     if (sink_probability != nullptr) statistic = *sink_probability = empty_statistic(x);
     if (x.numel() == 0) {
-      if (statistic.has_value()) statistic->fill_(1);
+      if (statistic.has_value()) fill_with_all(*statistic, *sink);
       return y;
     }
     const at::Tensor readable = with_unit_column_stride(x);
@@ -214,7 +220,7 @@ struct KernelsForDevice {
     OptionalTensor statistic;
     if (sink_probability != nullptr) statistic = *sink_probability = empty_statistic(x);
     if (x.numel() == 0) {
-      if (statistic.has_value()) statistic->fill_(1);
+      if (statistic.has_value()) fill_with_all(*statistic, *sink);
       return;
     }
     const at::Tensor rows = with_unit_column_stride(x);

@@ -235,6 +235,51 @@ def test_the_composite_agrees(device: str, dtype: torch.dtype) -> None:
             torch.testing.assert_close(a, b, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("kind", ["none", "bool", "same"])
+@pytest.mark.parametrize("columns", [0, 1, 67, 5000])
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+def test_the_composite_agrees_at_the_ends(device: str, dtype: torch.dtype, columns: int, kind: str) -> None:
+    """Sinks that are infinite, NaN or the largest numbers, over dead rows, rows of NaN and rows without a column: what
+    the operators return, what sinks take and every gradient."""
+    for sink_dtype in [dtype, torch.float32] if dtype in SIXTEEN_BIT else [dtype]:
+        largest = torch.finfo(sink_dtype).max
+        values = torch.tensor([0.0, -math.inf, math.inf, math.nan, largest, -largest, 100.0], dtype=sink_dtype)
+        x = normal((2, len(values), 6, columns), dtype, device)
+        x[:, :, 1] = -math.inf
+        x[:, :, 2, :1] = math.nan
+        x[:, :, 3, :1] = math.inf
+        x[:, :, 4, -1:] = -math.inf
+        x[:, :, 5] = torch.finfo(dtype).min
+        mask = None
+        if kind != "none":
+            mask = torch.zeros(2, 1, 6, columns, dtype=torch.bool if kind == "bool" else dtype, device=device)
+            mask[1, :, 0] = True if kind == "bool" else -math.inf
+            mask[0, :, 2:4, :1] = True if kind == "bool" else math.nan
+        grad = normal(x.shape, dtype, device, 2)
+        lengths = torch.tensor([0, columns // 2 + 1], device=device)
+        for options in ({"is_causal": False}, {"is_causal": True, "diagonal": columns // 2, "key_lengths": lengths}):
+            given = [x.clone().requires_grad_(), values.to(device).requires_grad_()]
+            if mask is not None and kind == "same":
+                given += [mask.clone().requires_grad_()]
+            all_options = {"diagonal": 0, "window": None, "key_lengths": None, **options}
+            results = []
+            for function, with_probability in (
+                (sms.scaled_mask_softmax, OPS.scaled_mask_softmax.with_sink_probability),
+                (_composite.forward, _composite.forward_with_sink_probability),
+            ):
+                y = function(given[0], mask if len(given) == 2 else given[2], 0.5, sink=given[1], **options)
+                again, probability = with_probability(x, mask, 0.5, **all_options, sink=given[1].detach())
+                dx, *others = torch.autograd.grad(y, given, grad)
+                assert same_bits(again, y.detach())
+                if kind == "bool":  # of a row of NaN either
+                    assert mask is not None
+                    dx = dx.masked_fill(mask & y.isnan(), 0.0)
+                results.append([y, probability, dx, *others])
+            for got, want in zip(*results, strict=True):
+                bound = max(16 * torch.finfo(dtype).eps, 1e-5 if dtype == torch.float32 else 1e-12)
+                torch.testing.assert_close(got, want, rtol=bound, atol=bound, equal_nan=True)
+
+
 def test_the_gradient_is_that_of_autograd(device: str) -> None:
     """By plain torch operators, in float64."""
     x = normal((2, 3, 4, 6), torch.float64, device).requires_grad_()
