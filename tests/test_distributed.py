@@ -10,7 +10,7 @@ import processes
 import pytest
 import torch
 import torch.distributed as dist
-from checks import DTYPES, assert_is_forward, normal, random_mask
+from checks import DTYPES, MASK_KINDS, assert_is_forward, normal, random_mask
 from stand_in import python
 from torch import nn
 
@@ -90,6 +90,9 @@ def check_context_parallel_of_odd_rows() -> None:
     # One-sided, from so far below that every column is seen.
     torch.testing.assert_close(context_parallel(part, window=1, diagonal=-(2**63)), context_parallel(part))
 
+    with pytest.raises(TypeError, match="scale is a torch.Tensor; expected a Python number"):
+        context_parallel(part, None, torch.tensor(0.5))
+
     sink, bias = normal((3,), torch.float64, "cpu", 3), normal((3, 1, 24), torch.float64, "cpu", 4)[None]
     grad = normal(SHAPE, torch.float64, "cpu", 5)
     leaves = [tensor.clone().requires_grad_() for tensor in (x, bias, sink)]
@@ -109,6 +112,57 @@ def check_context_parallel_of_odd_rows() -> None:
     torch.testing.assert_close(dx, expected_grads[0][..., columns])
     torch.testing.assert_close(dbias, expected_grads[1][..., columns])
     torch.testing.assert_close(dsink, expected_grads[2])
+
+
+def check_context_parallel_of_nan() -> None:
+    """NaN and infinities anywhere: the rows and gradients of one process, cell by cell."""
+    from scaled_mask_softmax.distributed import context_parallel
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    columns = slice(rank * 24 // world, (rank + 1) * 24 // world)
+    positions: list[dict[str, Any]] = [
+        {},
+        {"is_causal": True, "diagonal": 7},
+        {"is_causal": True, "diagonal": 12, "window": 5},
+        {"key_lengths": torch.tensor([10, 0])},
+    ]
+    sinks = [None, *(torch.tensor([0.5, value, -torch.inf]) for value in (torch.nan, torch.inf, -torch.inf))]
+    for dtype, kind, given, sink in itertools.product(
+        (torch.float32, torch.bfloat16), MASK_KINDS[:3], positions, sinks
+    ):
+        x, grad = normal(SHAPE, dtype, "cpu"), normal(SHAPE, dtype, "cpu", 1, 1.0)
+        x[0, 0, 0, 3] = torch.nan
+        x[0, 1, 1, 23] = torch.inf  # excluded by the first positions
+        x[0, 2, 2, 13:] = torch.nan
+        x[1, 0, 3] = -torch.inf
+        x[1, 1, 4, 11] = -torch.inf
+        x[1, 1, 4, 12] = torch.nan
+        mask = random_mask(kind, (2, 1, 5, 24), dtype, "cpu")
+        if mask is not None and kind == "same":
+            mask[0, 0, 3, 20] = torch.nan
+        grad[0, 0, 0, 5] = torch.nan
+        leaves: dict[str, torch.Tensor] = {"x": x}
+        if kind == "same":
+            assert mask is not None
+            leaves["mask"] = mask
+        if sink is not None:
+            leaves["sink"] = sink.to(dtype)
+        whole = {name: tensor.clone().requires_grad_() for name, tensor in leaves.items()}
+        expected = sms.scaled_mask_softmax(whole["x"], whole.get("mask", mask), 0.7, sink=whole.get("sink"), **given)
+        expected_gradients = torch.autograd.grad(expected, list(whole.values()), grad)
+
+        part = {name: (t if name == "sink" else t[..., columns]).clone().requires_grad_() for name, t in leaves.items()}
+        part_of_mask = None if mask is None else mask[..., columns]
+        y = context_parallel(part["x"], part.get("mask", part_of_mask), 0.7, sink=part.get("sink"), **given)
+        gradients = torch.autograd.grad(y, list(part.values()), grad[..., columns])
+        bound = {"rtol": 0, "atol": 16 * torch.finfo(dtype).eps, "equal_nan": True}
+        torch.testing.assert_close(y, expected[..., columns], **bound)
+        for name, got, want in zip(whole, gradients, expected_gradients):
+            wanted = want if name == "sink" else want[..., columns]
+            if name == "x" and kind == "bool":  # in a row of NaN either
+                assert part_of_mask is not None
+                got, wanted = (t.masked_fill(part_of_mask & y.isnan(), 0.0) for t in (got, wanted))
+            torch.testing.assert_close(got, wanted, **bound)
 
 
 def check_context_parallel_communication() -> None:
@@ -153,6 +207,11 @@ def test_sharded_columns_may_be_of_any_size(tmp_path: Path) -> None:
 
 def test_nan_masks_and_sinks_of_sharded_columns(tmp_path: Path) -> None:
     processes.run(2, tmp_path, check_context_parallel_of_odd_rows)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_nan_of_sharded_columns_is_nan_of_the_whole(tmp_path: Path, world: int) -> None:
+    processes.run(world, tmp_path, check_context_parallel_of_nan)
 
 
 def test_sharded_columns_gather_nothing(tmp_path: Path) -> None:

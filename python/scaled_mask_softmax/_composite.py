@@ -22,7 +22,7 @@ def _aligned_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return mask.unsqueeze(1) if _checks.is_per_sample(x, mask) else mask
 
 
-def _excluded_by_position(
+def excluded_by_position(
     x: torch.Tensor, is_causal: bool, diagonal: int, window: int | None, key_lengths: torch.Tensor | None
 ) -> torch.Tensor | None:
     """The cells that is_causal, window and key_lengths exclude, as a bool tensor that broadcasts to x; None if none."""
@@ -53,7 +53,7 @@ def _probabilities(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The probabilities, and those of the sink, ``[..., Sq]``, where there is one."""
     scores = x.to(accumulate_dtype(x.dtype)) * scale
-    excluded = _excluded_by_position(x, *options)
+    excluded = excluded_by_position(x, *options)
     if mask is not None:
         mask = _aligned_mask(x, mask)
         if mask.dtype == torch.bool:
@@ -92,7 +92,7 @@ def _changes(
     arriving = arriving.to(probability.dtype)
     # Selected, not multiplied, so that a NaN that arrives where the derivative is zero stays out.
     zero = y == 0
-    outside = _excluded_by_position(y, *options)
+    outside = excluded_by_position(y, *options)
     if outside is not None:
         zero = zero | outside
     total = (arriving.masked_fill(zero, 0.0) * probability.masked_fill(zero, 0.0)).sum(-1)

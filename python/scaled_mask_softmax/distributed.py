@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import _build
-from .functional import scaled_mask_softmax
+from . import _build, _composite
+from .functional import check_option_types, scaled_mask_softmax
 
 if _build.NATIVE:
     from . import _sharding  # noqa: F401  (registers)
@@ -55,7 +55,7 @@ class _ContextParallel(torch.autograd.Function):
         group: dist.ProcessGroup | None,
     ) -> torch.Tensor:
         # 16-bit probabilities would be rounded twice.
-        accumulate = torch.float64 if x.dtype == torch.float64 else torch.float32
+        accumulate = _composite.accumulate_dtype(x.dtype)
         added = mask if mask is None or mask.dtype == torch.bool else mask.to(accumulate)
         y = scaled_mask_softmax(x.to(accumulate), added, scale, **options)
         log_sum = _log_sums(y, x, added, scale)
@@ -78,18 +78,23 @@ class _ContextParallel(torch.autograd.Function):
         total = total.masked_fill(dead, 1.0)
         y = y.mul_(weight / total).to(x.dtype)
         sink_probability = None if sink_weight is None else sink_weight / total
-        ctx.save_for_backward(y, mask, sink, sink_probability)
+        ctx.save_for_backward(y, mask, sink, sink_probability, options["key_lengths"])
         ctx.scale, ctx.group = scale, group
+        ctx.position = {name: value for name, value in options.items() if name != "key_lengths"}
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        y, mask, sink, sink_probability = ctx.saved_tensors
-        accumulate = torch.float64 if y.dtype == torch.float64 else torch.float32
+        y, mask, sink, sink_probability, key_lengths = ctx.saved_tensors
+        accumulate = _composite.accumulate_dtype(y.dtype)
         zero = y == 0
+        # Which y does not tell in a row of NaN.
+        outside = _composite.excluded_by_position(y, **ctx.position, key_lengths=key_lengths)
+        if outside is not None:
+            zero = zero.logical_or_(outside)
         grad = grads[0].to(accumulate).masked_fill(zero, 0.0)
-        probability = y.to(accumulate)
+        probability = y.to(accumulate).masked_fill(zero, 0.0)
         total = (grad * probability).sum(-1, keepdim=True)
         dist.all_reduce(total, dist.ReduceOp.SUM, ctx.group)
         change = grad.sub_(total).mul_(probability).masked_fill_(zero, 0.0)
@@ -139,12 +144,13 @@ def context_parallel(
     Raises:
         ValueError: column_offset is negative; sink does not have an entry for each index of dim -3 of x.
         RuntimeError: no process group is initialised; a second derivative.
-        Otherwise as :func:`scaled_mask_softmax`.
+        TypeError, ValueError: otherwise as :func:`scaled_mask_softmax`.
     """
     if not dist.is_initialized():
         raise RuntimeError(
             f"{_PREFIX}no process group is initialised. Call torch.distributed.init_process_group first."
         )
+    check_option_types(scale, is_causal, diagonal, window)
     if column_offset is None:
         column_offset = dist.get_rank(group) * x.shape[-1]
     elif column_offset < 0:
