@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import http.server
 import re
+import socket
+import ssl
 import threading
 import time
 import urllib.request
@@ -13,14 +15,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+# Of 127.0.0.1, signed by itself, with its key: worth nothing.
+CERTIFICATE = Path(__file__).with_name("self_signed.pem")
+
 
 class Server(http.server.ThreadingHTTPServer):
     """Serves a folder, ranges included. What it does wrong is a fault for each end of a path, by name:
 
     drop: (bytes, times) closes the connection after so many bytes of an answer, so often
     stall: the place in the file where answers stop, until `go` is set
-    slow: seconds before each piece of 64 KiB
-    status: (code, times)
+    slow: seconds before each piece of 64 KiB, or of `piece` bytes
+    status: (code, times), with `headers`
     redirect: an address
     replace: other contents
     ranges: "none", or "wrong" for another part than was asked for
@@ -29,17 +34,20 @@ class Server(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, folder: Path, host: str = "127.0.0.1", *, tls: bool = False) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, 0), _Handler)
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(CERTIFICATE)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http{'s' if tls else ''}://{shown}:{self.server_port}"
         self.folder = folder
         self.faults: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, str]] = []  # path, Range
         self.logins: list[str] = []
         self.stalled, self.go = threading.Event(), threading.Event()
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
     def fault(self, end: str, **what: Any) -> None:
         self.faults[end] = what
@@ -86,7 +94,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.asked.append((path, asked))
         self.server.logins.append(self.headers.get("Authorization", ""))
         if (code := _times(what, "status")) is not None:
-            return self._end(code)
+            return self._end(code, **what.get("headers", {}))
         if "redirect" in what:
             return self._end(302, Location=what["redirect"])
         file = self.server.folder / path.lstrip("/")
@@ -121,7 +129,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         stall = max(0, what["stall"] - start) if "stall" in what else None
         sent = 0
         while sent < len(data):
-            piece = data[sent : sent + (1 << 16)]
+            piece = data[sent : sent + what.get("piece", 1 << 16)]
             if limit is not None and sent + len(piece) >= limit:
                 self.wfile.write(piece[: limit - sent])
                 self.wfile.flush()
@@ -140,8 +148,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serve(folder: Path) -> Iterator[Server]:
-    with Server(folder) as server:
+def serve(folder: Path, host: str = "127.0.0.1", *, tls: bool = False) -> Iterator[Server]:
+    with Server(folder, host, tls=tls) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

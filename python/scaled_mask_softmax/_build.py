@@ -10,6 +10,7 @@ import importlib
 import os
 import platform
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Mapping
@@ -151,14 +152,15 @@ def index_url() -> str:
 
 def shown_index() -> str:
     """The index as a message may show it: without the name and password that its address may hold."""
-    return re.sub(r"(?<=://)[^/]*@", "***@", index_url())
+    # As remedy.redacted of the console command does in a text; here what lacks a scheme may hold a password too.
+    return re.sub(r"^(?!file:)((?:[\w+.-]+://)?)(?:[^/@]*:.*|[^/]*)@", r"\1***@", index_url())
 
 
 def how_to_compile(options: str = "") -> str:
     """The command that compiles a wheel beside the running torch: of the index's source distribution, or of a clone."""
     command = " ".join([BUILD_COMMAND, *filter(None, [options])])
     if index := shown_index():
-        return f"{command} --index {index}"
+        return f"{command} --index {shlex.quote(index)}"
     return f"{command} . in a clone or an unpacked source distribution"
 
 
@@ -176,11 +178,11 @@ def how_to_install(version: str, torch_facts: TorchFacts) -> str:
             "have"
         )
     if not torch_facts.has_channel:
-        return f'{_PIP} --index-url {index}/plain/ "{DISTRIBUTION}=={public}"'
+        return f'{_PIP} --index-url {shlex.quote(f"{index}/plain/")} "{DISTRIBUTION}=={public}"'
     if index != index_url():
         return f"{INSTALL_COMMAND}, which knows the login in {INDEX_VARIABLE}"
     label = torch_facts.label
-    return f'{_PIP} --index-url {index}/{channel(label)}/ "{DISTRIBUTION}=={public}+{label}"'
+    return f'{_PIP} --index-url {shlex.quote(f"{index}/{channel(label)}/")} "{DISTRIBUTION}=={public}+{label}"'
 
 
 def native_exists(torch_facts: TorchFacts) -> bool:

@@ -14,19 +14,23 @@ wherever a name could become a path, an address or a line on the terminal:
 from __future__ import annotations
 
 import base64
+import contextlib
+import email.utils
 import html
 import http.client
 import json
 import os
 import re
 import ssl
+import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import url2pathname
 
 from .remedy import redacted
@@ -36,6 +40,12 @@ PROJECT = "scaled-mask-softmax"
 DATA = "index.json"
 # Far above what an index of ours can be.
 _MAX_INDEX, _MAX_WHEEL = 64 << 20, 1 << 30
+_CHUNK = 1 << 16
+# What a server answers that may do better in a while, how often it is asked, and the longest wait that it may ask for.
+BUSY = (408, 429, 500, 502, 503, 504)
+_ATTEMPTS, PATIENCE = 3, 60.0
+# What a login and a place need; http.client refuses it too, and shows the whole.
+_UNFIT = re.compile(r"[\x00-\x20\x7f]")
 
 # Of index.json; the formats before this one are read too.
 FORMAT = 1
@@ -100,7 +110,10 @@ def version_order(version: str) -> tuple[list[int], bool, str]:
 
 
 def _host(address: str) -> tuple[str, str]:
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return "", ""
     return parts.scheme, parts.netloc.rpartition("@")[2].lower()
 
 
@@ -133,10 +146,30 @@ def trouble(address: str, error: Exception) -> Failure:
     ]
     hint = f" ({proxies[0]} is set: look at that proxy too)" if proxies else ""
     if isinstance(error, urllib.error.HTTPError):
-        return Failure(INDEX, f"{shown} answers {error.code} {clean(error.reason)}{hint}")
+        said = str(error.reason).partition("\n")[0]
+        if error.code in (401, 403):
+            variable = "SCALED_MASK_SOFTMAX_INDEX"
+            hint = (
+                f": give the login as https://NAME:PASSWORD@HOST/..., which {variable} keeps off the command line{hint}"
+            )
+        elif "infinite loop" in said:
+            return Failure(INDEX, f"{shown} redirects in a circle{hint}")
+        elif (wait := asked_wait(error)) is not None:
+            hint = f" and asks to come back in {wait:.0f} s{hint}"
+        return Failure(INDEX, f"{shown} answers {error.code} {clean(said)}{hint}")
     if isinstance(reason, ssl.SSLError):
         hint = f"; where a proxy or a mirror has its own certificate, set SSL_CERT_FILE to it{hint}"
     return Failure(INDEX, f"{shown} cannot be reached: {clean(reason) or type(error).__name__}{hint}")
+
+
+def asked_wait(error: Exception) -> float | None:
+    """The seconds that a server asks to be left alone; None where it does not ask."""
+    text = error.headers.get("Retry-After", "") if isinstance(error, urllib.error.HTTPError) else ""
+    if re.fullmatch(r"\d{1,9}", text.strip()):
+        return float(text)
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    return None
 
 
 def open_address(address: str, headers: Mapping[str, str], timeout: float, login: str = "") -> http.client.HTTPResponse:
@@ -146,9 +179,55 @@ def open_address(address: str, headers: Mapping[str, str], timeout: float, login
         # Not sent along with a redirect.
         request.add_unredirected_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
     opener = urllib.request.build_opener(_Redirects)
-    answer = opener.open(request, timeout=timeout)
+    try:
+        answer = opener.open(request, timeout=timeout)
+    except ValueError as error:
+        raise Failure(
+            UNTRUSTED, f"{redacted(address)} leads to what is no address ({clean(error)}), which is not followed"
+        ) from None
     assert isinstance(answer, http.client.HTTPResponse)
+    if (encoding := answer.headers.get("Content-Encoding", "identity").lower()) != "identity":
+        answer.close()
+        raise Failure(
+            INDEX,
+            f"{redacted(address)} comes in the encoding {clean(encoding, 20)}, which was not asked for: have the "
+            "server or the proxy send files as they are",
+        )
     return answer
+
+
+def _parse(given: str) -> SplitResult:
+    """The parts of an address. Raises Failure for what is none, without showing what may be a password."""
+    scheme = given.partition(":")[0].lower()
+    try:
+        parts = urlsplit(given)
+        whole = parts.scheme == "file" or (bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        whole = False
+    if not whole or (parts.scheme != "file" and _UNFIT.search(given)):
+        raise Failure(
+            INDEX,
+            f"what is given as {scheme}:... is no address: {scheme}://HOST/PATH, in which a name and a password before "
+            "the host have / ? # @ : and spaces as %2F %3F %23 %40 %3A %20",
+        )
+    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
+        raise Failure(INDEX, f"{clean(redacted(given))} names a host, and a file: address has none: file:///PATH")
+    return parts
+
+
+def _folder(given: str) -> Path:
+    """The folder of an index. Raises Failure where it is none."""
+    try:
+        folder = Path(given).expanduser().resolve()
+        if os.path.isdir(folder):
+            return folder
+        os.stat(folder)
+        why = "is no folder"
+    except FileNotFoundError:
+        why = "is no folder"
+    except (OSError, RuntimeError, ValueError) as error:
+        why = f"is no folder ({clean(getattr(error, 'strerror', None) or error)})"
+    raise Failure(INDEX, f"{clean(given)} {why}: give the one that holds {DATA} and whl/, or an address")
 
 
 class Source:
@@ -158,20 +237,18 @@ class Source:
         """`given` is an address or a folder. Raises Failure where it is neither."""
         self.timeout, self.login = timeout, ""
         given = given.removesuffix(f"/{DATA}")
-        if re.match(r"(https?|file):", given):
-            self.address = given.rstrip("/")
-            parts = urlsplit(self.address)
+        if re.match(r"(https?|file):", given, re.I):
+            parts = _parse(given.rstrip("/"))
+            self.address = urlunsplit(parts)
             if "@" in parts.netloc and parts.scheme != "file":
                 login, _, host = parts.netloc.rpartition("@")
                 self.login = unquote(login)
                 self.address = urlunsplit(parts._replace(netloc=host))
-        elif re.match(r"[a-z][a-z0-9+.-]+:", given):
-            raise Failure(INDEX, f"{clean(redacted(given))} is no index: give a folder, or an address of https or file")
+        elif re.match(r"[a-z][a-z0-9+.-]+:", given, re.I):
+            scheme = clean(given.partition(":")[0])
+            raise Failure(INDEX, f"{scheme}: is no address of an index: give a folder, or an address of https or file")
         else:
-            folder = Path(given).expanduser().resolve()
-            if not folder.is_dir():
-                raise Failure(INDEX, f"{given} is no folder: give the one that holds {DATA} and whl/, or an address")
-            self.address = folder.as_uri()
+            self.address = _folder(given).as_uri()
         # What pip is given.
         self.with_login = given.rstrip("/") if self.login else self.address
 
@@ -191,7 +268,7 @@ class Source:
     def read_data(self) -> bytes | None:
         """index.json; None where there is none."""
         if self.folder is not None:
-            if not self.folder.is_dir():
+            if not os.path.isdir(self.folder):
                 raise Failure(INDEX, f"{self.shown} is no folder: give the one that holds {DATA} and whl/")
             try:
                 return (self.folder / DATA).read_bytes()
@@ -200,18 +277,40 @@ class Source:
             except OSError as error:
                 raise Failure(INDEX, f"{self.folder / DATA} cannot be read: {error.strerror}") from None
         address = f"{self.address}/{DATA}"
-        try:
-            with open_address(address, {"Cache-Control": "no-cache"}, self.timeout, self.login) as answer:
-                data = answer.read(_MAX_INDEX + 1)
-        except urllib.error.HTTPError as error:
-            if error.code in (404, 410):
-                return None
-            raise trouble(address, error) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise trouble(address, error) from None
-        if len(data) > _MAX_INDEX:
-            raise Failure(UNTRUSTED, f"{address} is larger than any index of this project")
-        return data
+        for left in range(_ATTEMPTS - 1, -1, -1):
+            try:
+                with open_address(address, {"Cache-Control": "no-cache"}, self.timeout, self.login) as answer:
+                    return self._receive(address, answer)
+            except urllib.error.HTTPError as error:
+                if error.code in (404, 410):
+                    return None
+                wait = asked_wait(error)
+                wait = 0.5 * (_ATTEMPTS - left) if wait is None else wait
+                if error.code not in BUSY or left == 0 or wait > PATIENCE:
+                    raise trouble(address, error) from None
+                print(f"{address} answers {error.code}; asking again in {wait:.1f} s", file=sys.stderr, flush=True)
+                time.sleep(wait)
+            except (OSError, http.client.HTTPException) as error:
+                raise trouble(address, error) from None
+        raise AssertionError("the last attempt returns or raises")
+
+    def _receive(self, address: str, answer: http.client.HTTPResponse) -> bytes:
+        """The whole of an answer, within ten times the timeout, which each wait for a piece of it has."""
+        data, end = bytearray(), time.monotonic() + 10 * self.timeout
+        expected = answer.length
+        while chunk := answer.read1(_CHUNK):
+            data += chunk
+            if len(data) > _MAX_INDEX:
+                raise Failure(UNTRUSTED, f"{address} is larger than any index of this project")
+            if time.monotonic() > end:
+                raise Failure(
+                    INDEX,
+                    f"{address} is too slow: {len(data)} bytes in {10 * self.timeout:g} s; a larger --timeout waits "
+                    "longer",
+                )
+        if expected is not None and len(data) < expected:
+            raise Failure(INDEX, f"{address} ended after {len(data)} of {expected} bytes; repeat the command")
+        return bytes(data)
 
     def link(self, channel: str, filename: str, url: str) -> str:
         """The address that an entry of a channel links to. Raises Failure for one that is not followed."""
@@ -276,8 +375,11 @@ def parse(source: Source, data: bytes) -> dict[str, list[Wheel]]:
                 f"{PROJECT}, or the wheel with the lines of the index's page",
             )
         rows = [(name, entry) for name, entries in channels.items() for entry in entries]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise Failure(INDEX, f"{where} is no index of this project: give the address above whl/") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        begins = clean(data[:40].decode("utf-8", "replace"), 40)
+        raise Failure(
+            INDEX, f"{where} is no index of this project (it begins {begins!r}): give the address above whl/"
+        ) from None
     found: dict[str, list[Wheel]] = {}
     for name in channels:
         if not _CHANNEL.fullmatch(name):
@@ -286,8 +388,10 @@ def parse(source: Source, data: bytes) -> dict[str, list[Wheel]]:
     for name, entry in rows:
         try:
             found[name].append(_wheel(source, name, entry))
-        except (KeyError, TypeError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError):
             raise Failure(UNTRUSTED, f"{where}: an entry of {name} lacks what every entry has") from None
+        if len({wheel.filename for wheel in found[name]}) < len(found[name]):
+            raise Failure(UNTRUSTED, f"{where} lists {found[name][-1].filename} twice")
     return found
 
 

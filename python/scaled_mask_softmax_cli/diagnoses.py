@@ -41,10 +41,10 @@ DIAGNOSES = {
         "{torch_command}",
     ),
     "torch-broken": Diagnosis(
-        "an installation of torch that was cut off",
-        "torch at {folder} is broken: its version.py gives no version.",
+        "an installation of torch that was cut off, or one that this user may not read",
+        "torch at {folder} is broken: its version.py {problem}.",
         MISFIT,
-        "{torch_command} --force-reinstall",
+        "{torch_command} --force-reinstall, or where it is another user's have its rights changed",
     ),
     "torch-mixed": Diagnosis(
         "one torch was installed over another that was not removed",
@@ -301,7 +301,7 @@ def _check_torch(facts: Facts, add: _Findings) -> bool:
         add.add("no-torch")
         return False
     if not torch.version:
-        add.add("torch-broken", folder=torch.folder)
+        add.add("torch-broken", folder=torch.folder, problem=torch.broken)
         return False
     metadata = torch.distribution.version if torch.distribution else ""
     if metadata and _public(metadata) != _public(torch.version):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -88,7 +89,7 @@ def tag() -> str:
 
 
 def environment_kind() -> str:
-    if Path(sys.prefix, "conda-meta").is_dir():
+    if os.path.isdir(os.path.join(sys.prefix, "conda-meta")):
         return "conda"
     return "venv" if sys.prefix != sys.base_prefix else "system"
 
@@ -96,8 +97,9 @@ def environment_kind() -> str:
 def shadows(environment: Mapping[str, str]) -> list[str]:
     found = []
     for entry in environment.get("LD_LIBRARY_PATH", "").split(":"):
-        if entry and os.path.isdir(entry):
-            names = sorted(name for name in os.listdir(entry) if _BROUGHT.fullmatch(name))
+        # What cannot be listed cannot be searched by the loader either, in nearly every case.
+        with contextlib.suppress(OSError):
+            names = sorted(name for name in os.listdir(entry) if _BROUGHT.fullmatch(name)) if entry else []
             found += [os.path.join(entry, name) for name in names]
     return found
 
@@ -138,7 +140,7 @@ def ptx_cache(environment: Mapping[str, str]) -> tuple[str, bool]:
 
 def try_import(environment: Mapping[str, str], seconds: float = IMPORT_SECONDS) -> Imported:
     """Imports torch and then the package in a process apart."""
-    entries = json.dumps([entry or os.getcwd() for entry in sys.path])
+    entries = json.dumps([entry or os.curdir for entry in sys.path])
     answer = ask([sys.executable, "-c", _IMPORT, entries], seconds, environment)
     if answer.state == "hangs":
         return Imported("hangs")

@@ -18,7 +18,7 @@ from typing import IO
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from .channels import Source, Wheel, open_address, trouble
+from .channels import BUSY, PATIENCE, Source, Wheel, asked_wait, open_address, trouble
 from .status import INDEX, NOT_WRITTEN, UNTRUSTED, Failure
 
 try:
@@ -104,6 +104,23 @@ def write(path: Path, data: bytes) -> None:
         raise not_written(path, error) from None
 
 
+def folder_of(given: str) -> Path:
+    """A folder that a user named. Raises Failure where it cannot be one."""
+    try:
+        return Path(given).expanduser().absolute()
+    except (OSError, RuntimeError) as error:
+        # ~ without a home, or a name below a folder that was removed.
+        raise Failure(NOT_WRITTEN, f"{given} is no folder here ({error}): give an absolute path") from None
+
+
+def has(path: Path, wheel: Wheel) -> bool:
+    """Whether a file is there as the index says, and can be read."""
+    try:
+        return path.stat().st_size == wheel.size and digest(path) == wheel.sha256
+    except OSError:
+        return False
+
+
 def digest(path: Path) -> str:
     sha256 = hashlib.sha256()
     with path.open("rb") as file:
@@ -117,7 +134,7 @@ class Progress:
 
     def __init__(self, name: str, size: int) -> None:
         self.name, self.size, self.shown = name, size, 0.0
-        self.live = sys.stderr.isatty()
+        self.live = sys.stderr is not None and sys.stderr.isatty()
 
     def at(self, done: int) -> None:
         now = time.monotonic()
@@ -206,7 +223,7 @@ def _complete(source: Source, wheel: Wheel, part: Path, progress: Progress) -> N
             _receive(source, wheel, part, progress)
             return
         except urllib.error.HTTPError as error:
-            if error.code < 500 and error.code not in (408, 429):
+            if (error.code < 500 and error.code not in BUSY) or (asked_wait(error) or 0) > PATIENCE:
                 raise trouble(wheel.address, error) from None
             problem: Exception = error
         except (OSError, http.client.HTTPException, _Short) as error:
@@ -218,7 +235,7 @@ def _complete(source: Source, wheel: Wheel, part: Path, progress: Progress) -> N
             kept = f"; {megabytes(size)} are kept, and the same command goes on from there" if size else ""
             raise Failure(failure.status, f"{failure}{kept}")
         print(f"\n{wheel.filename}: {problem}; trying again", file=sys.stderr)
-        time.sleep(0.2 * 2 ** (_ATTEMPTS - left))
+        time.sleep(max(0.2 * 2 ** (_ATTEMPTS - left), asked_wait(problem) or 0))
 
 
 def fetch(source: Source, wheel: Wheel, folder: Path) -> bool:
@@ -227,7 +244,7 @@ def fetch(source: Source, wheel: Wheel, folder: Path) -> bool:
     What was fetched of it before goes on where it stopped.
     """
     target, part = folder / wheel.filename, folder / f".{wheel.filename}.part"
-    if os.path.isfile(target) and target.stat().st_size == wheel.size and digest(target) == wheel.sha256:
+    if has(target, wheel):
         return False
     have = part.stat().st_size if os.path.exists(part) else 0
     if (free := shutil.disk_usage(folder).free) < wheel.size - have:

@@ -155,7 +155,7 @@ def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                print(f"  {line}", end="", flush=True)
+                print(remedy.redacted(f"  {line}"), end="", flush=True)
                 lines = [*lines[-99:], line]
         except BaseException:
             process.terminate()
@@ -207,11 +207,18 @@ def _install_command(source: Source, channel: str, requirement: str, which: str 
         raise Failure(
             FAILED, f"neither pip nor uv is here for {sys.executable}: python -m ensurepip gives pip, or install uv"
         )
-    index = ["--index-url", f"{source.with_login}/{channel}/", requirement]
+    # A login goes by a variable (_index_variable): every user of the machine sees the arguments of a program.
+    index = [requirement] if source.login else ["--index-url", f"{source.address}/{channel}/", requirement]
     if tool[-1] == "pip" and tool[0] != sys.executable:
         return [*tool, "install", "--python", sys.executable, "--reinstall", "--no-deps", "--no-cache", *index]
     # Without its cache, which could hold an older file of that name.
     return [*tool, "install", "--force-reinstall", "--no-deps", "--no-cache-dir", "--disable-pip-version-check", *index]
+
+
+def _index_variable(command: Sequence[str], source: Source, channel: str) -> dict[str, str]:
+    """What tells an installer the channel, where its address holds a login."""
+    name = "PIP_INDEX_URL" if command[0] == sys.executable else "UV_DEFAULT_INDEX"
+    return {name: f"{source.with_login}/{channel}/"} if source.login else {}
 
 
 def _environment(command: Sequence[str]) -> dict[str, str]:
@@ -285,13 +292,14 @@ def install(arguments: argparse.Namespace) -> int:
             _say(f"note: {version} was withdrawn: {wheel.yanked or 'no reason is given'}")
         _warn_of_gpus(wheel)
     command = _install_command(source, channel, f"{PROJECT}=={version}", arguments.installer)
+    told = _index_variable(command, source, channel)
     _say(f"torch {torch.version} in {torch.folder.parent} takes {channel}:")
-    _say(f"  {_shown(command)}")
+    _say(f"  {_shown([*(f'{name}={value}' for name, value in told.items()), *command])}")
     if arguments.dry_run:
         return FITS
     site = _site()
     _check_room(site, size)
-    environment = _environment(command)
+    environment = {**_environment(command), **told}
     with fetch.alone(site, "installs into"):
         for path in clear_remains(site):
             _say(f"removed {path}, the remains of an installation that was cut off")
@@ -326,7 +334,8 @@ def _no_wheel(
     """Why nothing is installed, and what to do."""
     wheels = found.get(channel, [])
     if not wheels:
-        has = ", ".join(sorted(name.removeprefix("whl/") for name in found if found[name])) or "nothing"
+        native = sorted(name.removeprefix("whl/") for name in found if found[name] and name != channels.PLAIN)
+        has = ", ".join(native) or "nothing"
         text = f"{source.shown} has no channel {channel} for torch {facts.version}; it has {has}"
     elif version is not None and all(version not in (w.version, w.version.partition("+")[0]) for w in wheels):
         has = ", ".join(sorted({w.version for w in wheels}, key=channels.version_order))
@@ -493,7 +502,7 @@ def _download_plain(source: Source, version: str | None, folder: Path) -> int:
 
 def download(arguments: argparse.Namespace) -> int:
     """Fill a folder with the wheels of a channel, as an index of its own."""
-    folder = Path(arguments.folder).expanduser().absolute()
+    folder = fetch.folder_of(arguments.folder)
     if arguments.plain:
         return _download_plain(_source(arguments), arguments.version, folder)
     torch = installed.find_torch()
@@ -617,9 +626,9 @@ def build_wheel(arguments: argparse.Namespace) -> int:
     facts = remedy.torch_facts(build, torch)
     if not facts.has_channel:
         raise Failure(NO_WHEEL, f"{build.why_no_wheel(facts)}, and none can be built: use the plain wheel")
-    if (folder := torch.folder / "include" / "ATen") and not folder.is_dir():
+    if (folder := torch.folder / "include" / "ATen") and not os.path.isdir(folder):
         raise Failure(NOTHING, f"torch {torch.version} has no headers in {folder}, so nothing can be built against it")
-    output = Path(arguments.output).expanduser().absolute()
+    output = fetch.folder_of(arguments.output)
     machine = platform.machine()
     listed = arguments.archs or os.environ.get("TORCH_CUDA_ARCH_LIST", "")
     archs = re.findall(r"\d+\.\d+", listed) or remedy.architectures(gpus.look(os.environ), torch.cuda, machine)
@@ -635,10 +644,10 @@ def build_wheel(arguments: argparse.Namespace) -> int:
             fetched.mkdir()
             given = _fetch_source(arguments, fetched)
         else:
-            given = Path(arguments.source).expanduser().absolute()
-        if given.is_file():
+            given = fetch.folder_of(arguments.source)
+        if os.path.isfile(given):
             source = _unpack(given, Path(scratch, "source"))
-        elif given.is_dir():
+        elif os.path.isdir(given):
             source = given
         else:
             raise Failure(NOTHING, f"{given} is not there: give the folder of a source distribution, or its .tar.gz")
@@ -689,7 +698,9 @@ def build_wheel(arguments: argparse.Namespace) -> int:
 
 def _index_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--index", metavar="ADDRESS", help="a folder or an address that holds whl/ and index.json")
-    command.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help="to wait for a server's answer")
+    command.add_argument(
+        "--timeout", type=_seconds, default=30.0, metavar="SECONDS", help="to wait for a server's answer"
+    )
 
 
 def _installer_option(command: argparse.ArgumentParser) -> None:
@@ -739,6 +750,12 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--dry-run", action="store_true", help="say what it takes, and show the command only")
     _installer_option(command)
     command.set_defaults(run=build_wheel)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d{1,6}(\.\d+)?", text) or not float(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0, such as 30")
+    return float(text)
 
 
 def _python(text: str) -> str:

@@ -32,9 +32,13 @@ for name in sys.argv[1:]:
         report["error"] = str(error)
 if driver is not None:
     report["error"] = None
-    with open("/proc/self/maps", errors="surrogateescape") as maps:
-        paths = (line.rstrip("\\n").split(maxsplit=5)[5:] for line in maps)
-        report["library"] = next((path[0] for path in paths if path and "libcuda.so" in path[0]), None)
+    report["library"] = name
+    try:
+        with open("/proc/self/maps", errors="surrogateescape") as maps:
+            paths = (line.rstrip("\\n").split(maxsplit=5)[5:] for line in maps)
+            report["library"] = next((path[0] for path in paths if path and "libcuda.so" in path[0]), name)
+    except OSError:  # a sandbox without /proc
+        pass
     number = ctypes.c_int()
     if driver.cuDriverGetVersion(ctypes.byref(number)) == 0:
         report["cuda"] = f"{number.value // 1000}.{number.value % 1000 // 10}"

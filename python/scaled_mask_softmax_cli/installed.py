@@ -33,13 +33,14 @@ class Distribution:
 @dataclass(frozen=True)
 class Torch:
     folder: Path
-    version: str  # "2.14.1+cu130"
+    version: str  # "2.14.1+cu130"; empty where version.py does not say
     cuda: str | None  # "13.0"
     hip: str | None
     flavour: str  # "release", "vendor", "nightly", "conda", "CPU" or "ROCm"
     cxx11_abi: bool | None  # None: it cannot be told from the files
     distribution: Distribution | None
     others: list[Path] = field(default_factory=list)  # further torches on the path
+    broken: str = ""  # what is wrong with version.py, where it gives no version
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ def distributions(name: str, roots: list[Path] | None = None) -> list[Distributi
             except OSError:
                 version = ""
             installer = path / "INSTALLER"
-            by = installer.read_text("utf-8", "replace").strip() if os.path.isfile(installer) else ""
+            by = ""
+            with contextlib.suppress(OSError):
+                by = installer.read_text("utf-8", "replace").strip()
             version = version or path.name.removesuffix(".dist-info").partition("-")[2]
             found.append(Distribution(path, version, by, os.path.isfile(metadata) and os.path.isfile(path / "RECORD")))
     return found
@@ -200,12 +203,12 @@ def find_package() -> Package | None:
 
 
 def _constants(path: Path) -> dict[str, Any]:
-    """The literal assignments of a module, which is not run."""
+    """The literal assignments of a module, which is not run. Raises OSError, and ValueError where it is no Python."""
     constants: dict[str, Any] = {}
     try:
         body = ast.parse(path.read_text("utf-8")).body
-    except (OSError, SyntaxError, ValueError):
-        return {}
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(str(error)) from None
     for node in body:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -252,7 +255,15 @@ def find_torch() -> Torch | None:
     if path is None and _first_file(folders, "__init__.py") is None:
         return None
     folder = path.parent if path is not None else folders[0]
-    constants = _constants(path) if path is not None else {}
+    constants: dict[str, Any] = {}
+    broken = "is missing"
+    if path is not None:
+        try:
+            constants, broken = _constants(path), "gives no version"
+        except OSError as error:
+            broken = f"cannot be read ({error.strerror})"
+        except ValueError:
+            broken = "is no Python"
     version, cuda, hip = (constants.get(name) for name in ("__version__", "cuda", "hip"))
     version = version if isinstance(version, str) else ""
     near = distributions("torch", [folder.parent])
@@ -273,4 +284,5 @@ def find_torch() -> Torch | None:
         cxx11_abi=_abi(folder, version),
         distribution=distribution,
         others=_copies("torch", "version.py", folders),
+        broken="" if version else broken,
     )

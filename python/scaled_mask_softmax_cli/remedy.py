@@ -40,8 +40,8 @@ def torch_facts(build: ModuleType, torch: installed.Torch) -> Any:
 
 
 def redacted(text: str) -> str:
-    """A text without the names and passwords that its addresses hold."""
-    return re.sub(r"(?<=://)[^/\s\"']*@", "***@", text)
+    """A text without the names and passwords that its addresses hold, even those with a / that should be a %2F."""
+    return re.sub(r"(?<=://)(?:[^/@\s\"']*:[^\s\"']*|[^/\s\"']*)@", "***@", text)
 
 
 def jobs() -> int:

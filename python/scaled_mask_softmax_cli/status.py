@@ -14,7 +14,7 @@ MEANING = {
     NO_WHEEL: "no prebuilt wheel is made for this torch, Python and machine",
     INDEX: "the index cannot be reached or read",
     UNTRUSTED: "a download is not what the index says, or the index is not to be trusted",
-    NOT_WRITTEN: "a file cannot be written: full, read-only or another user's",
+    NOT_WRITTEN: "a file cannot be written or read: full, read-only or another user's",
     FAILED: "the installer or the compiler failed",
 }
 
