@@ -116,7 +116,8 @@ def test_no_torch(case: Case) -> None:
 
 
 def test_torch_broken(case: Case) -> None:
-    case.expect("torch-broken", 1, "its version.py gives no version", torch=dataclasses.replace(TORCH, version=""))
+    broken = dataclasses.replace(TORCH, version="", broken="gives no version")
+    case.expect("torch-broken", 1, "its version.py gives no version", torch=broken)
 
 
 def test_torch_mixed(case: Case) -> None:
@@ -551,6 +552,18 @@ def test_a_bug_report_keeps_secrets(case: Case, monkeypatch: pytest.MonkeyPatch,
     for text in (doctor.table(found, judgement), json.dumps(doctor.as_json(found, judgement))):
         assert "me:" not in text
         assert "with uv" not in text
+
+
+def test_text_that_would_write_to_the_terminal(case: Case) -> None:
+    """Of variables, programs and file names; JSON keeps it as it is."""
+    odd = "\x1b]0;owned\x07\x1b[2J\u202e\udcff"
+    torch = dataclasses.replace(TORCH, folder=Path(f"/site{odd}/torch"))
+    found = case.facts(torch=torch, visible=odd, driver=with_gpus(everything=(H200,), smi="garbage", smi_says=odd))
+    judgement = judge(found)
+    for text in (doctor.table(found, judgement), doctor.bug_report(found, judgement)):
+        assert all(letter.isprintable() or letter == "\n" for letter in text)
+        assert "\\x1b]0;owned\\x07\\x1b[2J\\u202e\\udcff/torch" in text
+    assert json.loads(json.dumps(doctor.as_json(found, judgement)))["visible"] == odd
 
 
 # The documentation

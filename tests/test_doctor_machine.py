@@ -288,14 +288,26 @@ def test_the_abi_of_torch_from_its_cmake_files(tmp_path: Path) -> None:
     assert see(tmp_path, "installed.find_torch().cxx11_abi") is False
 
 
-@pytest.mark.parametrize("text", [None, "", "__version__ = ", "cuda = '13.0'\n"])
-def test_a_broken_torch(text: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (None, "is missing"),
+        ("", "gives no version"),
+        ("cuda = '13.0'\n", "gives no version"),
+        ("__version__ = 2.14\n", "gives no version"),
+        ("__version__ = ", "is no Python"),
+        ("__version__ = '2.14.1'\0", "is no Python"),
+        ("\udcff\udcfe", "is no Python"),
+        ("-" * 100_000 + "1", "is no Python"),
+    ],
+)
+def test_a_broken_torch(text: str | None, problem: str, tmp_path: Path) -> None:
     stand_in.torch(tmp_path, "2.14.1", "13.0")
     version = tmp_path / "torch/version.py"
     version.unlink()
     if text is not None:
-        version.write_text(text)
-    assert see(tmp_path, "installed.find_torch().version") == ""
+        version.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert see(tmp_path, "[(t := installed.find_torch()).version, t.broken]") == ["", problem]
 
 
 def test_copies_on_the_path(tmp_path: Path) -> None:

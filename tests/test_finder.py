@@ -164,7 +164,7 @@ def test_install_of_what_is_not_there(site: Path, tmp_path: Path) -> None:
     [
         ([], "no public index exists yet: give --index"),
         (["--index", "/nowhere/at all"], "/nowhere/at all is no folder"),
-        (["--index", "ftp://index.example"], "ftp://index.example is no index"),
+        (["--index", "ftp://index.example"], "ftp: is no address of an index"),
         (["--index", "file:///nowhere"], "/nowhere is no folder"),
     ],
 )

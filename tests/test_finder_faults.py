@@ -452,13 +452,17 @@ sys.exit(__main__.main(sys.argv[1:]))
 """
 
 
-def as_nobody(target: Target, *arguments: object) -> subprocess.CompletedProcess[str]:
+def as_nobody(target: Target, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs the command without root's rights, which stop at no folder. (The Python may be root's alone, so it is root
     that starts it.)
     """
     words = [str(argument) for argument in arguments]
     return subprocess.run(
-        [target.python, "-c", _AS_NOBODY, *words], env=target.environment(), capture_output=True, text=True, timeout=60
+        [target.python, "-c", _AS_NOBODY, *words],
+        env=target.environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -520,6 +524,25 @@ def test_a_wheel_that_this_user_may_not_read(server: Server, open_folder: Path) 
     done = as_nobody(target, "download", "--index", server.address, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert there(folder)
+
+
+def test_a_doctor_that_may_not_read(open_folder: Path) -> None:
+    """Another user's files, and a folder on LD_LIBRARY_PATH that may not be listed."""
+    target, closed = Target(open_folder / "target", copy_pip=True), open_folder / "closed"
+    closed.mkdir(mode=0o000)
+    info = next(target.site.glob("torch-*.dist-info"))
+    (info / "INSTALLER").touch(0o000)
+    variables = {"LD_LIBRARY_PATH": str(closed), "HOME": str(closed)}
+    done = as_nobody(target, "doctor", "--no-import", **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    version = target.site / "torch/version.py"
+    version.chmod(0o000)
+    done = as_nobody(target, "doctor", "--no-import", **variables)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert f"torch at {version.parent} is broken: its version.py cannot be read (Permission denied)." in done.stdout
+    done = as_nobody(target, "install", "--dry-run", "--index", "/nowhere", **variables)
+    assert done.returncode == 2
+    assert f"torch at {version.parent} is broken: its version.py cannot be read (Permission denied)" in done.stderr
 
 
 # The command's own output, and where it stands

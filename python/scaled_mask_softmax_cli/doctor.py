@@ -137,8 +137,14 @@ def rows(found: Facts, judgement: Judgement) -> Iterator[tuple[str, str]]:
     yield from _verdict_rows(judgement)
 
 
+def _line(what: str, text: str) -> str:
+    """A row; what would move the cursor, or is in no encoding, as an escape."""
+    letters = (letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    return f"{what:<10} {''.join(letters)}\n"
+
+
 def table(found: Facts, judgement: Judgement) -> str:
-    return "".join(f"{what:<10} {text}\n" for what, text in rows(found, judgement))
+    return "".join(_line(what, text) for what, text in rows(found, judgement))
 
 
 def _plain(value: Any) -> Any:
@@ -229,7 +235,7 @@ def examine(arguments: argparse.Namespace) -> int:
         print(bug_report(found, judgement), end="")
     elif arguments.quiet:
         if judgement.status != FITS:
-            print("".join(f"{what:<10} {text}\n" for what, text in _verdict_rows(judgement)), end="")
+            print("".join(_line(what, text) for what, text in _verdict_rows(judgement)), end="")
     else:
         print(table(found, judgement), end="")
     return judgement.status

@@ -109,8 +109,10 @@ def _source(arguments: argparse.Namespace) -> Source:
 def _torch() -> installed.Torch:
     torch = installed.find_torch()
     if torch is None or not torch.version:
-        what = "is not installed for this Python" if torch is None else f"at {torch.folder} is broken"
-        raise Failure(NOTHING, f"torch {what}: install it first ({sys.executable} -m pip install torch)")
+        what = "is not installed for this Python: install it first"
+        if torch is not None:
+            what = f"at {torch.folder} is broken: its version.py {torch.broken}; install it again"
+        raise Failure(NOTHING, f"torch {what} ({sys.executable} -m pip install torch)")
     return torch
 
 
