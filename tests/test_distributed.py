@@ -90,7 +90,7 @@ def check_context_parallel_of_odd_rows() -> None:
     # One-sided, from so far below that every column is seen.
     torch.testing.assert_close(context_parallel(part, window=1, diagonal=-(2**63)), context_parallel(part))
 
-    with pytest.raises(TypeError, match="scale is a torch.Tensor; expected a Python number"):
+    with pytest.raises(TypeError, match=r"scale is a torch.Tensor; expected a Python number"):
         context_parallel(part, None, torch.tensor(0.5))
 
     sink, bias = normal((3,), torch.float64, "cpu", 3), normal((3, 1, 24), torch.float64, "cpu", 4)[None]

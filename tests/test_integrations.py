@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -100,6 +101,85 @@ def test_mha_refuses_integer_masks(device: str, dtype: torch.dtype) -> None:
         twin(x, x, x, key_padding_mask=torch.zeros(2, 3, dtype=dtype, device=device))
     with pytest.raises(TypeError, match=r"attn_mask has dtype"):
         twin(x, x, x, attn_mask=torch.zeros(3, 3, dtype=dtype, device=device))
+
+
+SEQUENCES: dict[str, tuple[int, ...]] = {"query": (3, 5, 16), "key": (3, 7, 8), "value": (3, 7, 12)}
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"query": (16,)}, "query has shape"),
+        ({"query": (1, 3, 5, 16)}, "query has shape"),
+        ({"query": (3, 5, 8)}, "query has shape"),
+        ({"key": (7, 8)}, "key has shape"),
+        ({"key": (3, 7, 16)}, "key has shape"),
+        ({"key": (1, 7, 8), "value": (1, 7, 12)}, "key has shape"),
+        ({"value": (1, 7, 12)}, "value has shape"),
+        ({"value": (3, 6, 12)}, "value has shape"),
+        ({"value": (3, 1, 12)}, "value has shape"),
+        ({"query": (1, 5, 16)}, "key has shape"),
+        ({"key_padding_mask": (7,)}, "key_padding_mask has shape"),
+        ({"key_padding_mask": (1, 7)}, "key_padding_mask has shape"),
+        ({"key_padding_mask": (3, 1)}, "key_padding_mask has shape"),
+        ({"key_padding_mask": (3, 5, 7)}, "key_padding_mask has shape"),
+        ({"attn_mask": (7,)}, "attn_mask has shape"),
+        ({"attn_mask": (1, 7)}, "attn_mask has shape"),
+        ({"attn_mask": (5, 1)}, "attn_mask has shape"),
+        ({"attn_mask": (1, 5, 7)}, "attn_mask has shape"),
+        ({"attn_mask": (4, 5, 7)}, "attn_mask has shape"),
+        ({"attn_mask": (12, 1, 7)}, "attn_mask has shape"),
+        ({"attn_mask": (3, 4, 5, 7)}, "attn_mask has shape"),
+        ({"attn_mask": (7, 5), "is_causal": True}, "attn_mask has shape"),
+    ],
+    ids=str,
+)
+def test_mha_refuses_the_shapes_that_torch_refuses(
+    device: str, changed: dict[str, Any], text: str, batch_first: bool
+) -> None:
+    layer, twin = layer_and_twin(device, batch_first=batch_first, kdim=8, vdim=12)
+    given: dict[str, Any] = {}
+    for name, shape in {**SEQUENCES, **changed}.items():
+        if name == "is_causal":
+            given[name] = shape
+            continue
+        tensor = torch.zeros(shape, dtype=torch.bool if name.endswith("mask") else torch.float64, device=device)
+        given[name] = tensor.transpose(0, 1) if name in SEQUENCES and tensor.dim() == 3 and not batch_first else tensor
+    with pytest.raises((AssertionError, RuntimeError)):
+        layer(**given)
+    with pytest.raises(ValueError, match=rf"^scaled_mask_softmax: {text} \[.*; expected \[.*\. \w+ .*\.$"):
+        twin(**given)
+
+
+def test_mha_of_one_sequence_refuses_what_torch_refuses(device: str) -> None:
+    layer, twin = layer_and_twin(device)
+    x = normal((6, 16), torch.float64, device)
+    for masks in (
+        {"key_padding_mask": (1, 6)},
+        {"key_padding_mask": (5,)},
+        {"attn_mask": (1, 6, 6)},
+        {"attn_mask": (6,)},
+    ):
+        given = {name: torch.zeros(shape, dtype=torch.bool, device=device) for name, shape in masks.items()}
+        with pytest.raises((AssertionError, RuntimeError)):
+            layer(x, x, x, **given)
+        with pytest.raises(ValueError, match=r"mask has shape .*; expected \[.* Use"):
+            twin(x, x, x, **given)
+    by_head = torch.zeros(4, 6, 6, dtype=torch.bool, device=device)
+    compare(layer, twin, (x, x, x), attn_mask=by_head)
+    with pytest.raises(
+        ValueError, match=r"key has shape \[1, 6, 16\] for query of shape \[6, 16\]; expected \[S, 16\]"
+    ):
+        twin(x, x[None], x[None])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype:UserWarning")
+def test_mha_refuses_nested_tensors(device: str) -> None:
+    _, twin = layer_and_twin(device, batch_first=True)
+    x = torch.nested.nested_tensor([normal((size, 16), torch.float64, device) for size in (2, 3)])
+    with pytest.raises(ValueError, match=r"query is a nested tensor; expected a dense one. Use torch.nested.to_padded"):
+        twin(x, x, x)
 
 
 def test_mha_of_one_sequence_and_of_itself(device: str) -> None:
@@ -222,8 +302,26 @@ def test_megatron_scale_gradients_and_refusals(device: str) -> None:
     x = normal((2, 3, 5, 5), torch.float64, device, spread=1.0).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: of_megatron(torch.float64, "causal", None)(x, None), x)
     assert_is_forward(of_megatron(torch.float64, "padding", None)(x, None), x)
-    with pytest.raises(ValueError, match="attn_mask_type is diagonal; expected one of padding, causal"):
+    with pytest.raises(
+        ValueError, match=r"attn_mask_type is diagonal; expected one of padding, causal.* Use AttnMaskTy"
+    ):
         of_megatron(torch.float32, "diagonal")
-    with pytest.raises(ValueError, match="both input_in_fp16 and input_in_bf16"):
+    with pytest.raises(ValueError, match=r"input_in_fp16 and input_in_bf16 are both True; expected one.* Set the one"):
         megatron.FusedScaleMaskSoftmax(True, True, "causal", True, None, True, None)
+    for window in ((1, -2), (-2, 1), (1,), (1.5, 0), 3):
+        with pytest.raises(ValueError, match=r"window_size is .*; expected None or two integers .* Use -1"):
+            of_megatron(torch.float32, "causal", window_size=window)
+    with pytest.raises(ValueError, match=r"scale is inf; expected a finite number. Check"):
+        of_megatron(torch.float32, "causal", math.inf)
+    with pytest.raises(TypeError, match=r"scale is a str; expected a Python number. Use"):
+        of_megatron(torch.float32, "causal", "1")  # type: ignore[arg-type]
+    module = of_megatron(torch.float64, "padding")
+    with pytest.raises(ValueError, match=r"input has shape \[3, 5, 5\]; expected 4 dimensions, .* Use input.unsqueeze"):
+        module(x[0], None)
+    with pytest.raises(TypeError, match=r"mask has dtype torch.float64; expected torch.bool, .* Use mask.bool\(\)"):
+        module(x, torch.zeros(5, 5, dtype=torch.float64, device=device))
+    with pytest.raises(
+        ValueError, match=r"softmax_offset has shape \[1, 3, 1, 1\] .*; expected \[3\], .* Use softmax_"
+    ):
+        module(x, None, torch.zeros(1, 3, 1, 1, dtype=torch.float64, device=device))
     assert repr(of_megatron(torch.float32, "causal")) == "FusedScaleMaskSoftmax(attn_mask_type=causal, scale=0.5)"

@@ -14,7 +14,10 @@ from typing import Any
 
 import torch
 
-from ..functional import scaled_mask_softmax
+from .. import _checks
+from ..functional import check_option_types, scaled_mask_softmax
+
+_PREFIX = "scaled_mask_softmax: "
 
 
 class AttnMaskType(enum.Enum):
@@ -45,7 +48,9 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
         window_size: None, or how many keys ``(left, right)`` of its own position a query sees; -1 is unlimited.
 
     Raises:
-        ValueError: both dtype flags; an unknown attn_mask_type.
+        ValueError: both dtype flags; an unknown attn_mask_type; a window_size that is not two numbers from -1 on; a
+            scale that is not finite.
+        TypeError: a scale that is no number.
     """
 
     def __init__(
@@ -63,13 +68,26 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
         name = getattr(attn_mask_type, "name", attn_mask_type)
         if name not in AttnMaskType.__members__:
             raise ValueError(
-                f"scaled_mask_softmax: attn_mask_type is {attn_mask_type}; expected one of "
-                f"{', '.join(AttnMaskType.__members__)}."
+                f"{_PREFIX}attn_mask_type is {attn_mask_type}; expected one of {', '.join(AttnMaskType.__members__)}. "
+                "Use AttnMaskType of this module or of Megatron."
             )
         if input_in_fp16 and input_in_bf16:
             raise ValueError(
-                "scaled_mask_softmax: both input_in_fp16 and input_in_bf16 are set; expected one of them at most."
+                f"{_PREFIX}input_in_fp16 and input_in_bf16 are both True; expected one of them at most. Set the one "
+                "that is the dtype of the scores, or neither."
             )
+        if window_size is not None and not (
+            isinstance(window_size, (tuple, list))
+            and len(window_size) == 2
+            and all(type(size) is int and size >= -1 for size in window_size)
+        ):
+            raise ValueError(
+                f"{_PREFIX}window_size is {window_size}; expected None or two integers (left, right), each -1 or more. "
+                "Use -1 for a side without a limit."
+            )
+        if scale is not None:
+            check_option_types(scale=scale)
+            _checks.check_scale(scale)
         self.attn_mask_type = attn_mask_type
         self.is_causal = name in _CAUSAL
         self.scale = 1.0 if scale is None else float(scale)
@@ -84,11 +102,32 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
         """Return probabilities of the shape and dtype of input.
 
         Args:
-            mask: None, or bool and **True where masked out**, broadcasting to input; another dtype is taken as bool.
+            mask: None, or bool and **True where masked out**, broadcasting to input; integers are taken as bool.
             softmax_offset: a sink logit for each head, ``[np]``.
+
+        Raises:
+            ValueError: input that is not 4-D; a softmax_offset of another shape.
+            TypeError: a mask of a float type.
+            TypeError, ValueError: otherwise as :func:`scaled_mask_softmax`.
         """
+        if input.dim() != 4:
+            raise ValueError(
+                f"{_PREFIX}input has shape {list(input.shape)}; expected 4 dimensions, [b, np, sq, sk]. Use "
+                "input.unsqueeze, or scaled_mask_softmax for any rank."
+            )
         if mask is not None and mask.dtype != torch.bool:
+            if mask.dtype.is_floating_point or mask.dtype.is_complex:
+                raise TypeError(
+                    f"{_PREFIX}mask has dtype {mask.dtype}; expected torch.bool, True where masked out. Use "
+                    "mask.bool() if nonzero means masked out, or scaled_mask_softmax to add it."
+                )
             mask = mask.bool()
+        if softmax_offset is not None and softmax_offset.shape != input.shape[1:2]:
+            raise ValueError(
+                f"{_PREFIX}softmax_offset has shape {list(softmax_offset.shape)} for input of shape "
+                f"{list(input.shape)}; expected [{input.shape[1]}], a logit for each head. Use "
+                "softmax_offset.reshape(-1)."
+            )
         diagonal = input.shape[-1] - input.shape[-2]
         is_causal, window = self.is_causal, None
         if self.window_size is not None:

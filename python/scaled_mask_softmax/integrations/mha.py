@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from ..functional import scaled_mask_softmax
 
+_PREFIX = "scaled_mask_softmax: "
+
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
 
@@ -49,8 +51,9 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         is_causal tells, as there, that attn_mask is the causal mask; it is then not read.
 
         Raises:
+            ValueError: shapes that do not belong together, as torch refuses them; a nested tensor.
+            TypeError: an integer mask.
             RuntimeError: is_causal without attn_mask, as in torch.
-            Otherwise as torch, and as :func:`scaled_mask_softmax`.
         """
         if not need_weights:
             return super().forward(
@@ -58,6 +61,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             )
         if is_causal and attn_mask is None:
             raise RuntimeError("Need attn_mask if specifying the is_causal hint.")
+        self._check(query, key, value, key_padding_mask, attn_mask)
         batched = query.dim() == 3
         if not batched:
             query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
@@ -91,6 +95,67 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
             return output.squeeze(0), weights.squeeze(0)
         return output if self.batch_first else output.transpose(0, 1), weights
 
+    def _check(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None,
+        attn_mask: torch.Tensor | None,
+    ) -> None:
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            if tensor.is_nested:
+                raise ValueError(
+                    f"{_PREFIX}{name} is a nested tensor; expected a dense one. Use torch.nested.to_padded_tensor, and "
+                    "a key_padding_mask that is True at the padding."
+                )
+        batch_dim = None if query.dim() == 2 else 0 if self.batch_first else 1
+        length_dim = 1 if batch_dim == 0 else 0
+        layout = "[S, E]" if batch_dim is None else "[N, S, E]" if self.batch_first else "[S, N, E]"
+        if query.dim() not in (2, 3):
+            raise ValueError(
+                f"{_PREFIX}query has shape {list(query.shape)}; expected [S, E] or {layout}, S queries of size E for "
+                "each of N sequences. Use query.flatten or query.unsqueeze."
+            )
+        for name, tensor, size in (
+            ("query", query, self.embed_dim),
+            ("key", key, self.kdim),
+            ("value", value, self.vdim),
+        ):
+            expected: list[int | str] = ["S"] * query.dim()
+            if batch_dim is not None:
+                expected[batch_dim] = query.shape[batch_dim]
+            if name == "value":
+                expected[length_dim] = key.shape[length_dim]
+            expected[-1] = size
+            if tensor.dim() != query.dim() or any(
+                given != wanted for given, wanted in zip(tensor.shape, expected, strict=True) if wanted != "S"
+            ):
+                raise ValueError(
+                    f"{_PREFIX}{name} has shape {list(tensor.shape)} for query of shape {list(query.shape)}; expected "
+                    f"[{', '.join(map(str, expected))}], which is {layout}. Give each sequence its own {name}s, and "
+                    "see batch_first of the layer."
+                )
+        queries, columns = query.shape[length_dim], key.shape[length_dim]
+        batch = () if batch_dim is None else (query.shape[batch_dim],)
+        for name, mask, shapes in (
+            ("key_padding_mask", key_padding_mask, [(*batch, columns)]),
+            ("attn_mask", attn_mask, [(queries, columns), ((*batch, 1)[0] * self.num_heads, queries, columns)]),
+        ):
+            if mask is None:
+                continue
+            if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+                raise TypeError(
+                    f"{_PREFIX}{name} has dtype {mask.dtype}; expected torch.bool, True where a key is masked out, or "
+                    f"a float type, which is added. Use {name}.bool()."
+                )
+            if tuple(mask.shape) not in shapes:
+                raise ValueError(
+                    f"{_PREFIX}{name} has shape {list(mask.shape)} for query of shape {list(query.shape)} and key of "
+                    f"shape {list(key.shape)}; expected {' or '.join(str(list(shape)) for shape in shapes)}. Use "
+                    f"{name}.expand where it broadcasts."
+                )
+
     def _projected(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -113,12 +178,6 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         dtype: torch.dtype,
     ) -> torch.Tensor | None:
         """One mask of both, that broadcasts to ``[B, H, Sq, Sk]``."""
-        for name, one in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
-            if one is not None and one.dtype != torch.bool and not one.dtype.is_floating_point:
-                raise TypeError(
-                    f"scaled_mask_softmax: {name} has dtype {one.dtype}; expected torch.bool, True where a key is "
-                    f"masked out, or a float type, which is added. Use {name}.bool()."
-                )
         padding = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
         mask = attn_mask
         if mask is not None:
