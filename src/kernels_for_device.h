@@ -10,13 +10,14 @@
 #include <utility>
 
 #include "canonicalize.h"
+#include "mask_pieces.h"
 
 namespace sms {
 
 // Launch provides static forward(const ForwardProblem&, const at::Tensor& x), backward(const BackwardProblem&,
-// const at::Tensor& y), mask_gradient(const MaskGradientProblem&, const at::Tensor& y), dropout_keep(const Dropout&,
-// int64_t rows, int64_t columns, uint8_t* keep, const at::Tensor& x), and random_state(const at::Tensor& x), which
-// advances torch's generator; the tensor tells the device.
+// const at::Tensor& y), mask_gradient() and takes() (see mask_pieces.h), dropout_keep(const Dropout&, int64_t rows,
+// int64_t columns, uint8_t* keep, const at::Tensor& x), and random_state(const at::Tensor& x), which advances torch's
+// generator; the tensor tells the device.
 template <typename Launch>
 struct KernelsForDevice {
   static at::Tensor forward(const at::Tensor& x, const OptionalTensor& mask, double scale, bool is_causal,
@@ -249,8 +250,8 @@ struct KernelsForDevice {
     const at::Tensor dots = given_dots.contiguous();
     const at::Tensor readable_grad = with_readable_columns(grad);
     const at::Tensor readable_y = with_unit_column_stride(y);
-    Launch::mask_gradient(
-        mask_gradient_problem(readable_grad, readable_y, dots, options, key_lengths, gradient, dropout), y);
+    launch_mask_gradient<Launch>(
+        mask_gradient_problem(readable_grad, readable_y, dots, options, key_lengths, gradient, dropout), gradient, y);
     return gradient;
   }
 

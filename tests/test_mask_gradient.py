@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import layouts
+import oracle
 import pytest
 import torch
 from checks import DTYPES, DTYPES_AND_KINDS, assert_are_gradients, normal, same_bits, short
@@ -298,6 +299,33 @@ def test_compile(device: str, dynamic: bool) -> None:
         expected, got = attend(x, bias, row), compiled(x, bias, row)
         torch.testing.assert_close(got, expected)
         torch.testing.assert_close(*(torch.autograd.grad(y, (x, bias, row), grad) for y in (got, expected)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "mask_shape"),
+    [
+        ((2, 3, 2, 3, 2, 3, 2, 3, 5, 9), (2, 1, 2, 1, 2, 1, 2, 1, 5, 9)),
+        ((2, 3, 2, 3, 2, 3, 2, 3, 5, 9), (1, 3, 1, 3, 1, 3, 1, 3, 1, 9)),
+        ((2, 3, 2, 3, 2, 3, 2, 3, 2, 3, 4, 9), (2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 1, 9)),
+    ],
+    ids=short,
+)
+def test_any_number_of_dimensions(device: str, shape: tuple[int, ...], mask_shape: tuple[int, ...]) -> None:
+    """More than a kernel walks at a time, on either side: those of the mask and those that are summed."""
+    for dtype, kind in (("float32", "same"), ("float16", "same"), ("bfloat16", "float32"), ("float64", "same")):
+        x = normal(shape, getattr(torch, dtype), device)
+        mask = a_mask(kind, mask_shape, x.dtype, device)
+        lengths = torch.tensor([4, 9], device=device)
+        check(x, mask)
+        check(x, mask, is_causal=True, diagonal=3, key_lengths=lengths)
+        x_leaf, mask_leaf = x.clone().requires_grad_(), mask.clone().requires_grad_()
+        torch.manual_seed(5)
+        y = sms.scaled_mask_softmax(x_leaf, mask_leaf, 0.7, dropout_p=0.3)
+        grad = normal(shape, x.dtype, device, 9)
+        (dmask,) = torch.autograd.grad(y, mask_leaf, grad)
+        torch.manual_seed(5)
+        keep = torch.ops.scaled_mask_softmax.dropout_keep(x, 0.3)
+        assert_are_gradients({"mask": dmask}, oracle.dropout(grad, keep, 0.3), x, mask, 0.7)
 
 
 def test_memory_and_kernels(cuda: str) -> None:

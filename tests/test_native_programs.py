@@ -79,9 +79,10 @@ def test_an_ahead_of_time_compiled_package_runs_in_a_process_of_its_own(device: 
         torch.testing.assert_close(got, Attention()(*one))
 
 
-def test_a_cpp_program_loads_the_library(tmp_path: Path) -> None:
-    source = Path(__file__).parent / "cpp" / "use_library.cpp"
-    program = tmp_path / "use_library"
+def compile_program(name: str, folder: Path, *options: str) -> Path:
+    """A program of tests/cpp that links what the library needs, but for the library."""
+    source = Path(__file__).parent / "cpp" / f"{name}.cpp"
+    program = folder / name
     torch_libraries = Path(torch.__file__).parent / "lib"
     needed = ["torch", "torch_cpu", "c10"]
     if sms.build_info()["cuda"] is not None:
@@ -92,6 +93,7 @@ def test_a_cpp_program_loads_the_library(tmp_path: Path) -> None:
         "-std=c++20",
         "-O0",
         str(source),
+        *options,
         *(f"-isystem{folder}" for folder in cpp_extension.include_paths()),
         f"-L{torch_libraries}",
         f"-Wl,-rpath,{torch_libraries},--no-as-needed",
@@ -101,6 +103,20 @@ def test_a_cpp_program_loads_the_library(tmp_path: Path) -> None:
         str(program),
     ]
     subprocess.run(command, check=True, timeout=600)
+    return program
+
+
+def test_gradients_of_masks_in_pieces(tmp_path: Path) -> None:
+    """What a kernel with narrow limits of dimensions and rows computes piece by piece."""
+    source = Path(__file__).parent.parent / "src"
+    program = compile_program("mask_pieces", tmp_path, f"-I{source}", str(source / "canonicalize.cpp"))
+    result = subprocess.run([str(program)], capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.endswith(" 0 wrong\n")
+
+
+def test_a_cpp_program_loads_the_library(tmp_path: Path) -> None:
+    program = compile_program("use_library", tmp_path)
     result = subprocess.run(
         [str(program), sms.library_path()], capture_output=True, text=True, timeout=300, check=False
     )

@@ -11,6 +11,7 @@ namespace {
 struct CpuLaunch {
   static void forward(const ForwardProblem& problem, const at::Tensor&) { cpu::forward(problem); }
   static void backward(const BackwardProblem& problem, const at::Tensor&) { cpu::backward(problem); }
+  static bool takes(const MaskGradientProblem&) { return true; }
   static void mask_gradient(const MaskGradientProblem& problem, const at::Tensor&) { cpu::mask_gradient(problem); }
   static void dropout_keep(const Dropout& dropout, int64_t rows, int64_t columns, uint8_t* keep, const at::Tensor&) {
     cpu::dropout_keep(dropout, rows, columns, keep);

@@ -60,10 +60,8 @@ struct CudaLaunch {
     const int capability = current_capability();
     check_launch(cuda::backward(problem, capability, c10::cuda::getCurrentCUDAStream()), capability);
   }
+  static bool takes(const MaskGradientProblem& problem) { return cuda::fits(problem); }
   static void mask_gradient(const MaskGradientProblem& problem, const at::Tensor& y) {
-    TORCH_CHECK_VALUE(cuda::fits(problem), "scaled_mask_softmax: the gradient of a mask needs more than four "
-                      "dimensions of y of shape ", y.sizes(), ", or more rows than 31 bits count; expected fewer. "
-                      "Flatten leading dimensions.");
     const c10::cuda::CUDAGuard guard(y.device());
     check_launch(cuda::mask_gradient(problem, c10::cuda::getCurrentCUDAStream()), current_capability());
   }
@@ -103,6 +101,7 @@ namespace {
 struct NoCudaLaunch {
   static void forward(const ForwardProblem&, const at::Tensor&) { refuse(); }
   static void backward(const BackwardProblem&, const at::Tensor&) { refuse(); }
+  static bool takes(const MaskGradientProblem&) { return true; }
   static void mask_gradient(const MaskGradientProblem&, const at::Tensor&) { refuse(); }
   static void dropout_keep(const Dropout&, int64_t, int64_t, uint8_t*, const at::Tensor&) { refuse(); }
   static RandomState random_state(const at::Tensor&) { refuse(); }
