@@ -27,11 +27,12 @@ LONELY = "2.15"
 
 @pytest.fixture(scope="module")
 def wheels():
-    """Every wheel of the matrix, of one torch for CUDA and one platform only; and one that was withdrawn."""
+    """Every wheel of the matrix, of one torch for CUDA and one platform only; a withdrawn one; plain ones."""
     names = [file for file in matrix.wheels(LOADED, LOADED.cells()) if f"torch{LONELY}" not in file]
     names += [file for file in matrix.wheels(LOADED, LOADED.cells(LONELY, machine="x86_64")) if "cpu" not in file]
     found = [entry(file) for file in names]
-    return channels(*found, entry(name(version="0.9.0"), yanked="wrong rows"))
+    plain = [entry("scaled_mask_softmax-1.0.0-py3-none-any.whl"), entry("scaled_mask_softmax-1.0.0.tar.gz")]
+    return channels(*found, *plain, entry(name(version="0.9.0"), yanked="wrong rows"))
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +175,15 @@ def test_without_a_clipboard_the_lines_are_selected(browser):
     assert said(browser) == "Selected: press Ctrl+C to copy."
 
 
+def test_for_another_torch(browser, address):
+    """The lines that build name the address that the page was read from."""
+    (lines,) = browser.find_elements(By.CSS_SELECTOR, "[data-lines]")
+    assert lines.text == (
+        f'python -m pip install --no-deps --index-url {address}plain/ "scaled-mask-softmax==1.0.0"\n'
+        f"scaled-mask-softmax build --index {address} --install"
+    )
+
+
 def test_from_a_folder(browser, site, wheels):
     browser.get((site / "index.html").as_uri())
     first = landing.newest(landing.every(wheels))[0]
@@ -261,6 +271,8 @@ def test_without_a_script(address, wheels):
         assert '--index-url INDEX/whl/cu130/torch2.14/ "scaled-mask-softmax==' in table.text
         browser.find_element(By.TAG_NAME, "summary").click()
         assert "[[tool.poetry.source]]" in browser.find_element(By.TAG_NAME, "details").text
+        (lines,) = browser.find_elements(By.CSS_SELECTOR, "[data-lines]")
+        assert lines.text.endswith("\nscaled-mask-softmax build --index INDEX/ --install")
     finally:
         browser.quit()
 
@@ -270,6 +282,7 @@ def test_nothing_hostile_runs(browser, site, address, text):
     """The text reaches the page as it is, past index.json's own checks, and stays text."""
     wheel = unchecked(entry(name()), version=text, url=text, sha256=text, architectures=[text], yanked=None)
     found = {"whl/cu130/torch2.14": {"a": wheel, "b": entry(name(python="3.12"), yanked=text)}}
+    found[landing.PLAIN] = {"c": unchecked(entry("scaled_mask_softmax-1.0.0.tar.gz"), version=text, sha256=text)}
     file = site / f"hostile-{HOSTILE.index(text)}.html"
     file.write_text(landing.page(found, [text]), encoding="utf-8")
     browser.get(address + file.name)
