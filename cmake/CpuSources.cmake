@@ -3,7 +3,7 @@ function(sms_cpu_options folder)
   # Compiled for OpenMP but not linked to it: torch brings the runtime, and two in one process would not share threads.
   set_source_files_properties(${folder}/kernels.cpp PROPERTIES COMPILE_OPTIONS -fopenmp)
   set(rows -ffp-contract=off) # every instruction set rounds alike
-  set(avx2 -mavx2 -mfma -mf16c)
+  set(avx2 -mavx2 -mfma -mf16c -mprfchw)
   set(avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl ${avx2})
   if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
     set(avx2)

@@ -66,6 +66,17 @@ class Scratch {
 };
 
 thread_local Scratch thread_scratch;
+thread_local Scratch thread_row_scratch;
+
+// Of a row of several pieces, exponentials up to this many bytes are kept from the first step to the second. Those of
+// more would come from memory, and take longer than to compute them again.
+constexpr int64_t kRowScratchBytes = int64_t{2} << 20;
+
+struct PieceScratch {
+  void* scores;
+  uint8_t* kept;  // by dropout
+  void* mask;     // gathered
+};
 
 // Iterates over rows in order, keeping each operand's element offset.
 class RowCursor {
@@ -82,6 +93,21 @@ class RowCursor {
 
   int64_t offset(Operand operand) const { return offset_[operand]; }
 
+  // How many rows follow in the innermost dimension, this one included.
+  int64_t left() const { return rows_.dims == 0 ? 1 : rows_.dim[rows_.dims - 1].size - index_[rows_.dims - 1]; }
+
+  // From row to row in it.
+  int64_t step(Operand operand) const { return rows_.dims == 0 ? 0 : rows_.dim[rows_.dims - 1].stride[operand]; }
+
+  // Past `count` rows of those left.
+  void skip(int64_t count) {
+    if (rows_.dims == 0) return;
+    const int d = rows_.dims - 1;
+    index_[d] += count - 1;
+    for (int k = 0; k < kOperands; ++k) offset_[k] += (count - 1) * rows_.dim[d].stride[k];
+    next();
+  }
+
   void next() {
     for (int d = rows_.dims - 1; d >= 0; --d) {
       const RowDim& dim = rows_.dim[d];
@@ -97,25 +123,6 @@ class RowCursor {
   int64_t index_[kMaxRowDims];
   int64_t offset_[kOperands];
 };
-
-// Under a band the live parts of rows do not follow each other in memory, and the processor's own prefetching falls
-// behind at each row's start. Fetching the next row's first KiB during this one took causal rows of 512 float32 from
-// 0.60 to 0.48 ns an element forward and from 0.46 to 0.34 backward (one thread of an EPYC, memory-bound; 512 and 2,048
-// bytes gained less). Without a band it gains nothing.
-constexpr int64_t kPrefetchBytes = 1024;
-
-// GCC 12 takes a function that only prefetches for one without effect and drops its calls: inlined by force, here and
-// in prefetch_next. Unrolled, because a loop's misprediction at its end costs half the gain.
-#define SMS_PREFETCH inline __attribute__((always_inline))
-SMS_PREFETCH void prefetch_live(const void* row, int64_t begin_byte, int64_t end_byte) {
-  const char* const bytes = static_cast<const char*>(row) + begin_byte;
-  const int64_t count = end_byte - begin_byte;
-#pragma GCC unroll 16
-  for (int64_t at = 0; at < kPrefetchBytes; at += 64) {
-    if (at >= count) break;
-    __builtin_prefetch(bytes + at);
-  }
-}
 
 template <typename Storage>
 void gather(const void* source, int64_t stride, int64_t begin, int64_t end, void* target) {
@@ -166,6 +173,28 @@ ColumnRange live_columns_at(const Problem& problem, int64_t query, int64_t batch
 template <typename Problem>
 ColumnRange live_columns_of(const Problem& problem, const RowCursor& row) {
   return live_columns_at(problem, row.offset(kQuery), row.offset(kBatch));
+}
+
+// Of rows that follow this one within the innermost dimension.
+template <typename Problem>
+LiveColumns live_columns_from(const Problem& problem, const RowCursor& row) {
+  LiveColumns live = {0, problem.columns, 0, problem.columns};
+  if (problem.band.active) {
+    const int64_t query = row.offset(kQuery);
+    live = {query + problem.band.begin, query + problem.band.end, row.step(kQuery), problem.columns};
+  }
+  if (problem.key_lengths != nullptr) {
+    const int64_t bytes = key_length_bytes(problem.key_lengths_64);
+    const void* const length = offset_pointer(problem.key_lengths, row.offset(kBatch) * bytes);
+    live.limit = std::min(live.limit, read_key_length(length, problem.key_lengths_64));
+  }
+  return live;
+}
+
+// Whether rows that follow this one within the innermost dimension differ in their key length.
+template <typename Problem>
+bool changes_length(const Problem& problem, const RowCursor& row) {
+  return problem.key_lengths != nullptr && row.step(kBatch) != 0;
 }
 
 // Where `statistic`, results of one number a row, is not null.
@@ -219,6 +248,7 @@ class ForwardRows {
         kernel_(row_kernels().forward[static_cast<int>(problem.element)][static_cast<int>(problem.mask_kind)]),
         element_bytes_(element_bytes(problem.element)),
         mask_bytes_(mask_element_bytes(problem.mask_kind, problem.element)),
+        score_bytes_(problem.element == Element::float64 ? 8 : 4),
         gathered_(problem.mask_kind != MaskKind::none && problem.mask_column_stride != 1),
         dropout_(problem.dropout, problem.columns) {
     if (problem.random_state != nullptr) {
@@ -228,56 +258,65 @@ class ForwardRows {
   }
 
   // Scores, then what dropout keeps, then the mask if it has to be gathered.
-  void* scratch() const {
+  PieceScratch scratch() const {
     const int64_t columns = std::min(problem_.columns, kPieceColumns);
-    return thread_scratch.reserve(static_cast<size_t>(score_bytes(columns) + dropout_.bytes(columns) +
-                                                      (gathered_ ? columns * mask_bytes_ : 0)));
+    const int64_t scores = score_bytes(std::max(columns, kBatchScores));
+    const int64_t kept = dropout_.bytes(columns);
+    void* const start =
+        thread_scratch.reserve(static_cast<size_t>(scores + kept + (gathered_ ? columns * mask_bytes_ : 0)));
+    return {start, static_cast<uint8_t*>(offset_pointer(start, scores)), offset_pointer(start, scores + kept)};
   }
 
-  ForwardPiece piece_at(const RowCursor& row, int64_t first, void* scratch) const {
-    ForwardPiece piece;
-    piece.x = offset_pointer(problem_.x, (row.offset(kInput) + first) * element_bytes_);
-    piece.mask = offset_pointer(problem_.mask,
-                                (row.offset(kSecond) + first * problem_.mask_column_stride) * mask_bytes_);
-    piece.y = offset_pointer(problem_.y, (row.offset(kOutput) + first) * element_bytes_);
-    piece.before_dropout =
-        offset_pointer(problem_.before_dropout, (row.offset(kOutput) + first) * element_bytes_);
+  // Scores of all pieces of a row; null where they are too many.
+  void* row_scratch() const {
+    const int64_t bytes = score_bytes(problem_.columns);
+    return bytes <= kRowScratchBytes ? thread_row_scratch.reserve(static_cast<size_t>(bytes)) : nullptr;
+  }
+
+  void* scores_at(void* row_scratch, int64_t first) const { return offset_pointer(row_scratch, first * score_bytes_); }
+
+  // Whether rows can be computed at once, as far as they follow each other.
+  bool has_runs(const RowCursor& row) const {
+    return problem_.sink == nullptr && !dropout_.active() && !gathered_ && !changes_length(problem_, row);
+  }
+
+  void run(const RowCursor& row, int64_t rows, const PieceScratch& scratch) const {
+    const ForwardPiece first = place(row, 0);
+    kernel_.rows({first.x, first.mask, first.y, row.step(kInput) * element_bytes_, row.step(kSecond) * mask_bytes_,
+                  row.step(kOutput) * element_bytes_, rows, problem_.columns, live_columns_from(problem_, row),
+                  problem_.scale},
+                 scratch.scores);
+  }
+
+  ForwardPiece piece_at(const RowCursor& row, int64_t first, const PieceScratch& scratch) const {
+    ForwardPiece piece = place(row, first);
     set_columns(piece, problem_.columns, live_columns_of(problem_, row), first);
-    if (gathered_) gather_mask(piece, scratch);
+    if (gathered_) gather_mask(piece, scratch.mask);
     return piece;
   }
 
-  // A hint: the row after this one, if rows follow the innermost dimension's stride.
-  SMS_PREFETCH void prefetch_next(const ForwardPiece& piece) const {
-    const Rows& rows = problem_.rows;
-    if (!problem_.band.active || rows.dims == 0) return;
-    const int64_t stride = rows.dim[rows.dims - 1].stride[kInput];
-    prefetch_live(piece.x, (stride + piece.begin) * element_bytes_, (stride + piece.end) * element_bytes_);
-  }
-
   // The first step; leaves the piece's exponentials in scratch.
-  ExpSum reduce(const ForwardPiece& piece, void* scratch) const {
-    return kernel_.exponentials(piece, problem_.scale, nullptr, scratch);
+  ExpSum reduce(const ForwardPiece& piece, const PieceScratch& scratch) const {
+    return kernel_.exponentials(piece, problem_.scale, scratch.scores);
   }
 
-  // The second step, given the total over the row, where scratch still holds the piece's exponentials.
-  void store(const ForwardPiece& piece, const RowCursor& row, int64_t first, const ExpSum& total, void* scratch) const {
+  // The second step, given what the first found for the piece and the total over the row, where scratch holds the
+  // piece's exponentials.
+  void store(const ForwardPiece& piece, const RowCursor& row, int64_t first, const ExpSum& partial, const ExpSum& total,
+             const PieceScratch& scratch) const {
+    const double factor = factor_of(partial, total);
     if (!dropout_.active()) {
-      kernel_.store(piece, scratch, total.sum);
+      kernel_.store(piece, scratch.scores, factor);
       return;
     }
-    uint8_t* const kept = static_cast<uint8_t*>(offset_pointer(scratch, score_bytes(piece.columns)));
-    const bool is_nan = total.sum != total.sum;
-    dropout_.keep(row.offset(kStatistic), first, is_nan ? 0 : piece.begin, is_nan ? piece.columns : piece.end, kept);
-    kernel_.store_dropped(piece, scratch, total.sum, {kept, dropout_.factor()});
+    const bool is_nan = factor != factor;
+    dropout_.keep(row.offset(kStatistic), first, is_nan ? 0 : piece.begin, is_nan ? piece.columns : piece.end,
+                  scratch.kept);
+    kernel_.store_dropped(piece, scratch.scores, factor, {scratch.kept, dropout_.factor()});
   }
 
-  // The second step where it does not.
-  void reduce_and_store(const ForwardPiece& piece, const RowCursor& row, int64_t first, const ExpSum& total,
-                        void* scratch) const {
-    if (total.sum > 0) kernel_.exponentials(piece, problem_.scale, &total.maximum, scratch);
-    store(piece, row, first, total, scratch);
-  }
+  // Between the two where scratch holds others since.
+  void restore(const ForwardPiece& piece, const PieceScratch& scratch) const { reduce(piece, scratch); }
 
   // The row's total, given that over its columns: the sink takes part. Its probability is stored if that is wanted.
   ExpSum complete(ExpSum total, const RowCursor& row) const {
@@ -309,12 +348,27 @@ class ForwardRows {
 
  private:
   int64_t score_bytes(int64_t columns) const {
-    const int64_t rounded = (columns + kScratchMultiple - 1) / kScratchMultiple * kScratchMultiple;
-    return rounded * (problem_.element == Element::float64 ? 8 : 4);
+    return (columns + kScratchMultiple - 1) / kScratchMultiple * kScratchMultiple * score_bytes_;
   }
 
-  void gather_mask(ForwardPiece& piece, void* scratch) const {
-    void* const target = offset_pointer(scratch, score_bytes(piece.columns) + dropout_.bytes(piece.columns));
+  // From a piece's exponentials to probabilities.
+  static double factor_of(const ExpSum& partial, const ExpSum& total) {
+    if (total.sum != total.sum) return total.sum;
+    return partial.sum == 0 ? 0 : std::exp(partial.maximum - total.maximum) / total.sum;
+  }
+
+  ForwardPiece place(const RowCursor& row, int64_t first) const {
+    ForwardPiece piece;
+    piece.x = offset_pointer(problem_.x, (row.offset(kInput) + first) * element_bytes_);
+    piece.mask = offset_pointer(problem_.mask,
+                                (row.offset(kSecond) + first * problem_.mask_column_stride) * mask_bytes_);
+    piece.y = offset_pointer(problem_.y, (row.offset(kOutput) + first) * element_bytes_);
+    piece.before_dropout =
+        offset_pointer(problem_.before_dropout, (row.offset(kOutput) + first) * element_bytes_);
+    return piece;
+  }
+
+  void gather_mask(ForwardPiece& piece, void* target) const {
     const auto run = mask_bytes_ == 1   ? gather<uint8_t>
                      : mask_bytes_ == 2 ? gather<uint16_t>
                      : mask_bytes_ == 4 ? gather<uint32_t>
@@ -327,6 +381,7 @@ class ForwardRows {
   const ForwardKernel kernel_;
   const int64_t element_bytes_;
   const int64_t mask_bytes_;
+  const int64_t score_bytes_;
   const bool gathered_;
   const DropoutRows dropout_;
 };
@@ -347,46 +402,44 @@ class BackwardRows {
         dropout_(problem.dropout, problem.columns) {}
 
   // What dropout keeps.
-  void* scratch() const {
-    if (!dropout_.active()) return nullptr;
-    return thread_scratch.reserve(static_cast<size_t>(dropout_.bytes(std::min(problem_.columns, kPieceColumns))));
+  PieceScratch scratch() const {
+    PieceScratch scratch = {};
+    if (dropout_.active()) {
+      const int64_t bytes = dropout_.bytes(std::min(problem_.columns, kPieceColumns));
+      scratch.kept = static_cast<uint8_t*>(thread_scratch.reserve(static_cast<size_t>(bytes)));
+    }
+    return scratch;
   }
 
-  BackwardPiece piece_at(const RowCursor& row, int64_t first, void* scratch) const {
-    BackwardPiece piece;
-    piece.y = offset_pointer(problem_.y, (row.offset(kInput) + first) * element_bytes_);
-    piece.grad = offset_pointer(problem_.grad,
-                                (row.offset(kSecond) + first * problem_.grad_column_stride) * element_bytes_);
-    piece.dx = offset_pointer(problem_.dx, (row.offset(kOutput) + first) * element_bytes_);
+  static void* row_scratch() { return nullptr; }
+  static void* scores_at(void*, int64_t) { return nullptr; }
+
+  bool has_runs(const RowCursor& row) const {
+    return problem_.dx != nullptr && problem_.dots == nullptr && !dropout_.active() && !changes_length(problem_, row);
+  }
+
+  void run(const RowCursor& row, int64_t rows, const PieceScratch&) const {
+    const BackwardPiece first = place(row, 0);
+    kernel_.rows({first.y, first.grad, first.dx, row.step(kInput) * element_bytes_, row.step(kSecond) * element_bytes_,
+                  row.step(kOutput) * element_bytes_, rows, problem_.columns, live_columns_from(problem_, row),
+                  problem_.scale});
+  }
+
+  BackwardPiece piece_at(const RowCursor& row, int64_t first, const PieceScratch& scratch) const {
+    BackwardPiece piece = place(row, first);
     set_columns(piece, problem_.columns, live_columns_of(problem_, row), first);
-    uint8_t* const kept = static_cast<uint8_t*>(scratch);
-    piece.kept = kept;
-    if (dropout_.active()) dropout_.keep(row.offset(kStatistic), first, piece.begin, piece.end, kept);
+    piece.kept = scratch.kept;
+    if (dropout_.active()) dropout_.keep(row.offset(kStatistic), first, piece.begin, piece.end, scratch.kept);
     return piece;
   }
 
-  SMS_PREFETCH void prefetch_next(const BackwardPiece& piece) const {
-    const Rows& rows = problem_.rows;
-    if (!problem_.band.active || rows.dims == 0) return;
-    const int64_t* const stride = rows.dim[rows.dims - 1].stride;
-    const int64_t length = (piece.end - piece.begin) * element_bytes_;
-    const int64_t y_begin = (stride[kInput] + piece.begin) * element_bytes_;
-    prefetch_live(piece.y, y_begin, y_begin + length);
-    if (problem_.grad_column_stride == 0) return;
-    const int64_t grad_begin = (stride[kSecond] + piece.begin) * element_bytes_;
-    prefetch_live(piece.grad, grad_begin, grad_begin + length);
-  }
+  double reduce(const BackwardPiece& piece, const PieceScratch&) const { return kernel_.dot(piece); }
 
-  double reduce(const BackwardPiece& piece, void*) const { return kernel_.dot(piece); }
-
-  void store(const BackwardPiece& piece, const RowCursor&, int64_t, double total, void*) const {
+  void store(const BackwardPiece& piece, const RowCursor&, int64_t, double, double total, const PieceScratch&) const {
     if (problem_.dx != nullptr) kernel_.store(piece, problem_.scale, total);
   }
 
-  void reduce_and_store(const BackwardPiece& piece, const RowCursor& row, int64_t first, double total,
-                        void* scratch) const {
-    store(piece, row, first, total, scratch);
-  }
+  static void restore(const BackwardPiece&, const PieceScratch&) {}
 
   double complete(double total, const RowCursor& row) const {
     store_statistic(problem_.element, problem_.dots, row, total);
@@ -400,6 +453,15 @@ class BackwardRows {
   }
 
  private:
+  BackwardPiece place(const RowCursor& row, int64_t first) const {
+    BackwardPiece piece;
+    piece.y = offset_pointer(problem_.y, (row.offset(kInput) + first) * element_bytes_);
+    piece.grad = offset_pointer(problem_.grad,
+                                (row.offset(kSecond) + first * problem_.grad_column_stride) * element_bytes_);
+    piece.dx = offset_pointer(problem_.dx, (row.offset(kOutput) + first) * element_bytes_);
+    return piece;
+  }
+
   const Problem& problem_;
   const BackwardKernel kernel_;
   const int64_t element_bytes_;
@@ -409,12 +471,19 @@ class BackwardRows {
 // Rows of one piece each.
 template <typename Direction>
 void run_short_rows(const Direction& direction, const Rows& rows, int64_t begin, int64_t end) {
-  void* const scratch = direction.scratch();
+  const PieceScratch scratch = direction.scratch();
   RowCursor row(rows, begin);
-  for (int64_t i = begin; i < end; ++i, row.next()) {
+  const bool has_runs = direction.has_runs(row);
+  for (int64_t i = begin, count; i < end; i += count, row.skip(count)) {
+    count = 1;
+    if (has_runs) {
+      count = std::min(row.left(), end - i);
+      direction.run(row, count, scratch);
+      continue;
+    }
     const auto piece = direction.piece_at(row, 0, scratch);
-    direction.prefetch_next(piece);
-    direction.store(piece, row, 0, direction.complete(direction.reduce(piece, scratch), row), scratch);
+    const typename Direction::Partial partial = direction.reduce(piece, scratch);
+    direction.store(piece, row, 0, partial, direction.complete(partial, row), scratch);
   }
 }
 
@@ -422,19 +491,24 @@ void run_short_rows(const Direction& direction, const Rows& rows, int64_t begin,
 template <typename Direction>
 void run_long_row(const Direction& direction, const RowCursor& row, typename Direction::Partial* partials,
                   int64_t pieces) {
-  at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
-    void* const scratch = direction.scratch();
-    for (int64_t i = begin; i < end; ++i) {
-      partials[i] = direction.reduce(direction.piece_at(row, i * kPieceColumns, scratch), scratch);
-    }
+  void* const row_scratch = direction.row_scratch();
+  const auto for_pieces = [&](const auto& step) {
+    at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+      PieceScratch scratch = direction.scratch();
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t first = i * kPieceColumns;
+        if (row_scratch != nullptr) scratch.scores = direction.scores_at(row_scratch, first);
+        step(direction.piece_at(row, first, scratch), i, first, scratch);
+      }
+    });
+  };
+  for_pieces([&](const auto& piece, int64_t i, int64_t, const PieceScratch& scratch) {
+    partials[i] = direction.reduce(piece, scratch);
   });
   const typename Direction::Partial total = direction.complete(Direction::fold(partials, pieces), row);
-  at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
-    void* const scratch = direction.scratch();
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t first = i * kPieceColumns;
-      direction.reduce_and_store(direction.piece_at(row, first, scratch), row, first, total, scratch);
-    }
+  for_pieces([&](const auto& piece, int64_t i, int64_t first, const PieceScratch& scratch) {
+    if (row_scratch == nullptr) direction.restore(piece, scratch);
+    direction.store(piece, row, first, partials[i], total, scratch);
   });
 }
 

@@ -17,6 +17,9 @@ inline constexpr int64_t kPieceColumns = 65536;
 // Scratch holds a piece's scores in the compute type, rounded up to this many.
 inline constexpr int64_t kScratchMultiple = 64;
 
+// Of whole rows scratch holds as many scores, at least: several short rows.
+inline constexpr int64_t kBatchScores = 1024;
+
 // What dropout keeps of a piece, one byte a column: 0xff, or 0 where it is dropped.
 struct Kept {
   const uint8_t* bytes;
@@ -44,6 +47,42 @@ struct BackwardPiece {
   const uint8_t* kept = nullptr;  // as in Kept; for kernels with dropout
 };
 
+// Live columns of rows that follow each other: [begin, end) of the first row, `step` further from row to row, as far as
+// they lie in [0, limit).
+struct LiveColumns {
+  int64_t begin;
+  int64_t end;
+  int64_t step;
+  int64_t limit;
+};
+
+// Rows of one piece that follow each other in memory, by steps of so many bytes.
+struct ForwardRun {
+  const void* x;
+  const void* mask;
+  void* y;
+  int64_t x_step;
+  int64_t mask_step;
+  int64_t y_step;
+  int64_t rows;
+  int64_t columns;
+  LiveColumns live;
+  double scale;
+};
+
+struct BackwardRun {
+  const void* y;
+  const void* grad;  // column stride 1, or 0
+  void* dx;
+  int64_t y_step;
+  int64_t grad_step;
+  int64_t dx_step;
+  int64_t rows;
+  int64_t columns;
+  LiveColumns live;
+  double scale;
+};
+
 // sum(exp(s - maximum)) over a piece. No live score above -inf: sum is 0. A NaN or +inf score: sum is NaN.
 struct ExpSum {
   double maximum;  // 0 where the piece has no score above -inf
@@ -51,18 +90,22 @@ struct ExpSum {
 };
 
 struct ForwardKernel {
-  // Fills scratch with exp(s - maximum), where `maximum` null stands for the piece's own.
-  ExpSum (*exponentials)(const ForwardPiece& piece, double scale, const double* maximum, void* scratch);
-  // Writes the piece of y from scratch, given the sum over the whole row.
-  void (*store)(const ForwardPiece& piece, const void* scratch, double sum);
-  // The same with dropout. `kept` tells of live columns; of all where the sum is NaN.
-  void (*store_dropped)(const ForwardPiece& piece, const void* scratch, double sum, const Kept& kept);
+  // Whole rows, without sink and dropout. Scratch is for one row and for kBatchScores.
+  void (*rows)(const ForwardRun& run, void* scratch);
+  // Fills scratch with exp(s - maximum).
+  ExpSum (*exponentials)(const ForwardPiece& piece, double scale, void* scratch);
+  // Writes the piece of y: scratch times `factor`, which is NaN in a row of NaN.
+  void (*store)(const ForwardPiece& piece, const void* scratch, double factor);
+  // The same with dropout. `kept` tells of live columns; of all where the factor is NaN.
+  void (*store_dropped)(const ForwardPiece& piece, const void* scratch, double factor, const Kept& kept);
   // The number at `address`, a float or an element.
   double (*number)(const void* address, bool is_float32);
 };
 
 // With dropout: grad counts as 0 where a cell was dropped.
 struct BackwardKernel {
+  // Whole rows, without dropout (null with it).
+  void (*rows)(const BackwardRun& run);
   // sum(grad * y) over the piece's cells with y != 0.
   double (*dot)(const BackwardPiece& piece);
   // Writes the piece of dx, given the dot product over the whole row.
