@@ -339,12 +339,14 @@ Dropout dropout_of(double dropout_p, const Tensor& state) {
   return dropout;
 }
 
-void check_in_place(const Tensor& x, const OptionalTensor& mask, const OptionalTensor& sink) {
+void check_in_place(const Tensor& x, const OptionalTensor& mask, const OptionalTensor& key_lengths,
+                    const OptionalTensor& sink) {
   if (x.numel() == 0) return;
   TORCH_CHECK_VALUE(!may_overlap_itself(x), kPrefix, "x has shape ", x.sizes(), " and strides ", x.strides(),
                     ", so elements may share memory; expected separate memory for each, as scaled_mask_softmax_ "
                     "overwrites x. Use x.contiguous() or scaled_mask_softmax.");
   if (mask.has_value()) check_apart(x, *mask, "mask");
+  if (key_lengths.has_value()) check_apart(x, *key_lengths, "key_lengths");
   if (sink.has_value()) check_apart(x, *sink, "sink");
 }
 

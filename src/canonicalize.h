@@ -38,8 +38,9 @@ void check_keep(const at::Tensor& x, const at::Tensor& keep);
 // Of what backward and dropout_keep need to draw what forward drew.
 void check_random_state(const at::Tensor& x, const at::Tensor& state);
 
-// Beyond check_forward: no two elements of x may share memory, nor may mask or sink share x's.
-void check_in_place(const at::Tensor& x, const OptionalTensor& mask, const OptionalTensor& sink);
+// Beyond check_forward: no two elements of x may share memory, nor may any other tensor share x's.
+void check_in_place(const at::Tensor& x, const OptionalTensor& mask, const OptionalTensor& key_lengths,
+                    const OptionalTensor& sink);
 
 void check_backward(const at::Tensor& grad, const at::Tensor& y, const Options& options,
                     const OptionalTensor& key_lengths);

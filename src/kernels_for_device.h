@@ -45,7 +45,7 @@ struct KernelsForDevice {
                                const OptionalTensor& sink) {
     const Options options{scale, is_causal, diagonal, window};
     check_forward(x, mask, options, key_lengths, sink);
-    check_in_place(x, mask, sink);
+    check_in_place(x, mask, key_lengths, sink);
     run_forward_in_place(x, mask, options, key_lengths, sink, nullptr);
   }
 
@@ -54,7 +54,7 @@ struct KernelsForDevice {
                                                const OptionalTensor& key_lengths, const at::Tensor& sink) {
     const Options options{scale, is_causal, diagonal, window};
     check_forward(x, mask, options, key_lengths, sink);
-    check_in_place(x, mask, sink);
+    check_in_place(x, mask, key_lengths, sink);
     at::Tensor sink_probability;
     run_forward_in_place(x, mask, options, key_lengths, sink, &sink_probability);
     return sink_probability;
@@ -122,7 +122,7 @@ struct KernelsForDevice {
     const Options options{scale, is_causal, diagonal, window};
     check_forward(x, mask, options, key_lengths, sink);
     check_dropout(dropout_p);
-    check_in_place(x, mask, sink);
+    check_in_place(x, mask, key_lengths, sink);
     run_forward_in_place(x, mask, options, key_lengths, sink, nullptr, drawn(dropout_p, x));
   }
 

@@ -293,6 +293,16 @@ IN_PLACE = [
         "Use sink.clone() or scaled_mask_softmax.",
     ),
     (
+        "key_lengths sharing memory with x",
+        lambda device: (
+            (base := torch.zeros(3, 2, 4, device=device),),
+            {"key_lengths": base.view(torch.int32)[:, 0, 0]},
+        ),
+        ValueError,
+        "key_lengths may share memory with x; expected separate memory, as scaled_mask_softmax_ overwrites x. "
+        "Use key_lengths.clone() or scaled_mask_softmax.",
+    ),
+    (
         "mask sharing memory with x",
         sharing_memory,
         ValueError,

@@ -300,6 +300,11 @@ def check_dtensor() -> None:
     rows = distribute_tensor(x, mesh, [Shard(0), Shard(2)])
     y = torch.ops.scaled_mask_softmax.scaled_mask_softmax(rows, None, 0.5, True)
     torch.testing.assert_close(y.full_tensor(), sms.scaled_mask_softmax(x, None, 0.5, True))
+    # Where the diagonal of a shard would not fit into 64 bits.
+    for window in (None, 2**63 - 1, 2**63 - 5):
+        extreme = {"is_causal": True, "diagonal": 2**63 - 1, "window": window}
+        y = sms.scaled_mask_softmax(rows, None, 0.5, **extreme)
+        torch.testing.assert_close(y.full_tensor(), sms.scaled_mask_softmax(x, None, 0.5, **extreme))
     with pytest.raises(NotImplementedError, match="x of the in-place form is a DTensor"):
         sms.scaled_mask_softmax_(rows)
     with pytest.raises(TypeError, match="mask is a Tensor for x that is a DTensor"):

@@ -279,8 +279,10 @@ def _may_overlap_itself(x: torch.Tensor) -> bool:
     return False
 
 
-def check_in_place(x: torch.Tensor, mask: torch.Tensor | None, sink: torch.Tensor | None) -> None:
-    """Raise ValueError where elements of x may share memory with one another, with mask or with sink."""
+def check_in_place(
+    x: torch.Tensor, mask: torch.Tensor | None, key_lengths: torch.Tensor | None, sink: torch.Tensor | None
+) -> None:
+    """Raise ValueError where elements of x may share memory with one another or with another argument."""
     if x.numel() == 0:
         return
     if _may_overlap_itself(x):
@@ -289,7 +291,7 @@ def check_in_place(x: torch.Tensor, mask: torch.Tensor | None, sink: torch.Tenso
             "separate memory for each, as scaled_mask_softmax_ overwrites x. Use x.contiguous() or "
             "scaled_mask_softmax."
         )
-    for name, other in (("mask", mask), ("sink", sink)):
+    for name, other in (("mask", mask), ("key_lengths", key_lengths), ("sink", sink)):
         if other is None or other.untyped_storage()._cdata != x.untyped_storage()._cdata:
             continue
         x_begin, x_end = _storage_bytes(x)

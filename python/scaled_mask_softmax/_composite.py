@@ -261,7 +261,7 @@ def forward_in_place(
     _checks.check_forward(x, mask, scale, window, key_lengths, sink)
     # Storages cannot be compared while torch.compile traces, nor need they be: the result is whole before it is copied.
     if not torch.compiler.is_compiling():
-        _checks.check_in_place(x, mask, sink)
+        _checks.check_in_place(x, mask, key_lengths, sink)
     x.copy_(forward(x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink))
 
 
@@ -270,7 +270,7 @@ def forward_in_place_with_sink_probability(
 ) -> torch.Tensor:
     """Overwrite x with its probabilities and return those of each row's sink; not differentiable."""
     y, sink_probability = forward_with_sink_probability(x, mask, *options, sink=sink, **keywords)
-    _checks.check_in_place(x, mask, sink)
+    _checks.check_in_place(x, mask, keywords.get("key_lengths"), sink)
     x.copy_(y)
     return sink_probability
 
@@ -325,7 +325,7 @@ def forward_in_place_dropout(
     _checks.check_forward(x, mask, scale, window, key_lengths, sink)
     _checks.check_dropout(dropout_p)
     if not torch.compiler.is_compiling():
-        _checks.check_in_place(x, mask, sink)
+        _checks.check_in_place(x, mask, key_lengths, sink)
     x.copy_(
         forward_dropout(
             x,
@@ -413,7 +413,7 @@ def forward_in_place_dropout_alone(
 ) -> None:
     """The same, written into x."""
     result = forward_dropout_alone(x, mask, *scale, **options)
-    _checks.check_in_place(x, mask, options.get("sink"))
+    _checks.check_in_place(x, mask, options.get("key_lengths"), options.get("sink"))
     x.copy_(result)
 
 

@@ -35,13 +35,13 @@ def _row_values(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape[:-1], dtype=_composite.accumulate_dtype(x.dtype))
 
 
-def _check_in_place(x: torch.Tensor, mask: torch.Tensor | None, sink: torch.Tensor | None) -> None:
+def _check_in_place(x: torch.Tensor, *others: torch.Tensor | None) -> None:
     # Not above: it imports much, and only traced programs come here.
     from torch.fx.experimental import symbolic_shapes
 
     # Sizes that follow from data cannot be compared yet: the kernel that finally runs checks x then.
-    if not symbolic_shapes.free_unbacked_symbols((x, mask, sink)):
-        _checks.check_in_place(x, mask, sink)
+    if not symbolic_shapes.free_unbacked_symbols((x, *others)):
+        _checks.check_in_place(x, *others)
 
 
 @torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax")
@@ -73,7 +73,7 @@ def _(
     sink: torch.Tensor | None = None,
 ) -> None:
     _checks.check_forward(x, mask, scale, window, key_lengths, sink)
-    _check_in_place(x, mask, sink)
+    _check_in_place(x, mask, key_lengths, sink)
 
 
 @torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax.with_sink_probability")
@@ -105,7 +105,7 @@ def _(
     sink: torch.Tensor,
 ) -> torch.Tensor:
     _checks.check_forward(x, mask, scale, window, key_lengths, sink)
-    _check_in_place(x, mask, sink)
+    _check_in_place(x, mask, key_lengths, sink)
     return _row_values(x)
 
 
@@ -191,7 +191,7 @@ def _(
 ) -> None:
     _checks.check_forward(x, mask, scale, window, key_lengths, sink)
     _checks.check_dropout(dropout_p)
-    _check_in_place(x, mask, sink)
+    _check_in_place(x, mask, key_lengths, sink)
 
 
 @torch.library.register_fake(f"{_NAMESPACE}::scaled_mask_softmax.dropout_with_y")

@@ -135,8 +135,14 @@ def forward(
     )
     _, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
     arguments = (x.to_local(grad_placements=x.placements), _local("mask", mask, x), scale, is_causal)
+    if positional and x.ndim > 1:
+        diagonal += offset[rows]
+        # What does not fit into 64 bits is taken off the window, whose far end it leaves in place.
+        excess = max(diagonal - (2**63 - 1), 0)
+        diagonal -= excess
+        window = None if window is None else max(window - excess, 1)
     options = {
-        "diagonal": diagonal + offset[rows] if positional and x.ndim > 1 else diagonal,
+        "diagonal": diagonal,
         "window": window,
         "key_lengths": _local("key_lengths", key_lengths, x),
         "sink": _local("sink", sink, x),

@@ -232,8 +232,8 @@ def scaled_mask_softmax_(
     contiguous costs a temporary copy).
 
     Raises:
-        ValueError: also where elements of x may share memory with one another (an expanded tensor), with mask or with
-            sink.
+        ValueError: also where elements of x may share memory with one another (an expanded tensor) or with another
+            argument.
         RuntimeError: x is a leaf that requires a gradient, as for every in-place operator of torch.
         NotImplementedError: dropout where a gradient is needed, which needs the probabilities before dropout.
     """
