@@ -27,11 +27,11 @@ def _become(python: Path, more: "list[str]") -> None:
     os.execve(command[0], command, {**env, "PYTHONPATH": str(ROOT)})
 
 
-def _need(*modules: str) -> None:
-    """Goes on in the environment of the build tools where this one lacks a module."""
+def _need(*modules: str, more: bool = True) -> None:
+    """Goes on in the environment of the build tools where this one lacks a module, or the `more` that is needed."""
     from . import environments, preflight
 
-    if any(importlib.util.find_spec(name) is None for name in modules):
+    if not more or any(importlib.util.find_spec(name) is None for name in modules):
         _become(environments.tools(preflight.interpreter(None)).python, [])
 
 
@@ -152,18 +152,19 @@ def _every_patch(wheel: Path) -> "list[Path]":
 
 
 def _verify(arguments: argparse.Namespace) -> None:
-    from . import wheel_file
+    from . import fatbin, wheel_file
 
     for wheel in arguments.wheels:
         wheel_file.read(wheel)  # before anything is fetched for the checks
-    _need("elftools", "auditwheel", "tomllib" if sys.version_info >= (3, 11) else "tomli")
+    modules = ("elftools", "auditwheel", "tomllib" if sys.version_info >= (3, 11) else "tomli")
+    _need(*modules, more=fatbin.cuobjdump() is not None)
     from . import verify
 
     for wheel in arguments.wheels:
         torches = [*arguments.torch, *(_every_patch(wheel) if arguments.every_patch else [])]
-        report = verify.verify(wheel, cuobjdump=arguments.cuobjdump, complete=arguments.complete, torches=torches)
+        report = verify.verify(wheel, complete=arguments.complete, torches=torches)
         archs = ", ".join(report.architectures) or "CPU only"
-        print(f"{wheel.name}: right; {report.size / 2**20:.1f} MiB, {archs}, {report.kernels} kernels in each")
+        print(f"{wheel.name}: right; {report.size / 1e6:.1f} MB, {archs}, {report.kernels} kernels in each")
         print(f"  passed: {', '.join(report.gates)}")
 
 
@@ -510,7 +511,6 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("verify", help="check finished wheels")
     command.add_argument("wheels", type=Path, nargs="+", metavar="WHEEL")
     command.add_argument("--complete", action="store_true", help="demand every architecture of the matrix")
-    command.add_argument("--cuobjdump", type=Path, help="for wheels with compressed cubins")
     command.add_argument(
         "--torch",
         type=Path,

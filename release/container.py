@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,10 +109,9 @@ def check(wheel: Path) -> None:
 
     if problem := provision.mismatch(_here().site_packages, _cell()):
         raise StepError(f"installing {wheel.name} has left {problem}, not the cell's torch")
-    cuobjdump = Path(sysconfig.get_path("purelib"), "triton", "backends", "nvidia", "bin", "cuobjdump")
     complete = not os.environ.get(ARCHS)
     torch = _here().site_packages / "torch"
-    verify.verify(wheel, cuobjdump=cuobjdump if cuobjdump.is_file() else None, complete=complete, torches=[torch])
+    verify.verify(wheel, complete=complete, torches=[torch])
 
 
 # By name: the step, and how many paths it takes.

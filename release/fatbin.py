@@ -1,16 +1,21 @@
 """Reads GPU code out of a linked library: which architectures have cubins and PTX, and which kernels each cubin holds.
 
-Only the container's headers are read, so neither a toolkit nor a GPU is needed.
+Neither a toolkit nor a GPU is needed. The container's headers are read here; what is compressed in it, by cuobjdump.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+# One of the build tools.
+CUOBJDUMP = "nvidia-cuda-cuobjdump"
 
 _FATBIN_MAGIC = 0xBA55ED50
 _PTX, _ELF = 1, 2
@@ -96,21 +101,46 @@ def ptx(entries: list[Entry]) -> list[str]:
     return _ascending({entry.arch for entry in entries if entry.kind == "ptx"})
 
 
-def kernels(entries: list[Entry], library: Path, cuobjdump: Path | None) -> dict[str, set[str]]:
-    """The mangled kernel names of each architecture with cubins. Compressed cubins need `cuobjdump`."""
-    result: dict[str, set[str]] = {arch: set() for arch in architectures(entries)}
-    if all(entry.kernels is not None for entry in entries if entry.kind == "cubin"):
-        for entry in entries:
-            if entry.kernels is not None:
-                result[entry.arch] |= entry.kernels
-        return result
-    if cuobjdump is None:
-        raise FatbinError(f"{library} holds compressed cubins, which need cuobjdump to look into, and there is none")
-    output = subprocess.run([cuobjdump, "-elf", library], capture_output=True, text=True, check=True).stdout
-    arch = ""
-    for line in output.splitlines():
-        if match := re.match(r"arch = sm_(\d+)(\d)([af]?)", line):
-            arch = f"{match[1]}.{match[2]}{match[3]}"
-        elif line.startswith(".text."):
-            result.setdefault(arch, set()).add(line.strip().removeprefix(".text."))
+def cuobjdump() -> Path | None:
+    """The program that decompresses cubins, of the package in this Python's environment; None where that lacks it."""
+    try:
+        files = importlib.metadata.files(CUOBJDUMP)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    programs = (Path(str(file.locate())) for file in files or () if file.name == "cuobjdump")
+    return next((program for program in programs if program.is_file()), None)
+
+
+def _decompressed(library: Path) -> list[Entry]:
+    """The cubins of `library`, whose kernels cuobjdump makes readable."""
+    program = cuobjdump()
+    if program is None:
+        raise FatbinError(
+            f"{library.name} holds compressed cubins, and cuobjdump, which reads them, is not here: install it with "
+            f"python -m pip install {CUOBJDUMP}"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        command: list[str | Path] = [program, "-xelf", "all", library.resolve()]
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        if result.returncode != 0:
+            text = " ".join((result.stderr or result.stdout).split())
+            raise FatbinError(f"{program} cannot read the compressed cubins of {library.name}: {text}")
+        found = []
+        for path in Path(folder).iterdir():
+            if match := re.search(r"\.sm_(\d+)(\d[af]?)\.cubin$", path.name):
+                found.append(Entry("cubin", f"{match[1]}.{match[2]}", _kernels(path.read_bytes())))
+    return found
+
+
+def kernels(entries: list[Entry], library: Path) -> dict[str, set[str]]:
+    """The mangled kernel names of each architecture with cubins, of the `entries` of `library`."""
+    cubins = [entry for entry in entries if entry.kind == "cubin"]
+    if any(entry.kernels is None for entry in cubins):
+        readable = _decompressed(library)
+        if sorted(entry.arch for entry in readable) != sorted(entry.arch for entry in cubins):
+            raise FatbinError(f"cuobjdump reads {len(readable)} cubins of {library.name}, which holds {len(cubins)}")
+        cubins = readable
+    result: dict[str, set[str]] = {}
+    for entry in cubins:
+        result.setdefault(entry.arch, set()).update(entry.kernels or ())
     return result

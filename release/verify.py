@@ -272,7 +272,7 @@ class _Gates:
         self.passed.append(name)
 
 
-def _check_code(wheel: WheelFile, build: dict[str, Any], cuobjdump: Path | None, gate: _Gates) -> int:
+def _check_code(wheel: WheelFile, build: dict[str, Any], gate: _Gates) -> int:
     """GPU code is what the build record says, with every kernel of the policy. Returns how many those are."""
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, Path(LIBRARY).name)
@@ -290,7 +290,7 @@ def _check_code(wheel: WheelFile, build: dict[str, Any], cuobjdump: Path | None,
             if not architectures:
                 return 0
             wanted = policy_kernels()
-            check_kernels(fatbin.kernels(entries, library, cuobjdump), wanted)
+            check_kernels(fatbin.kernels(entries, library), wanted)
             return len(wanted)
 
 
@@ -305,9 +305,7 @@ def _check_matrix(build: dict[str, Any], platform: str) -> None:
     _require(build["ptx"] == expected[-1:], f"PTX for {build['ptx']}, the matrix has {expected[-1:]}")
 
 
-def verify(
-    wheel: Path, *, cuobjdump: Path | None = None, complete: bool = False, torches: Sequence[Path] = ()
-) -> Report:
+def verify(wheel: Path, *, complete: bool = False, torches: Sequence[Path] = ()) -> Report:
     """Verifies a native wheel; `complete` also that it serves the architectures of the matrix.
 
     `torches` are torch folders that must have every symbol that the wheel asks torch for. Raises VerifyError, naming
@@ -321,7 +319,7 @@ def verify(
         )
     with gate("size"):
         size, budget = path.stat().st_size, matrix.load().max_wheel_size
-        _require(size <= budget << 20, f"{math.ceil(size / 2**20 * 10) / 10} MiB is more than {budget} MiB")
+        _require(size <= budget * 10**6, f"{math.ceil(size / 10**5) / 10} MB is more than {budget} MB")
     with gate("RECORD"):
         _check_record_file(read.files)
     with gate("names"):
@@ -350,7 +348,7 @@ def verify(
         with gate(name):
             for library in libraries:
                 check(library)
-    kernels = _check_code(read, build, cuobjdump, gate)
+    kernels = _check_code(read, build, gate)
     if complete:
         with gate("matrix"):
             _check_matrix(build, platform)

@@ -94,13 +94,6 @@ def _smoke(environment: Environment, name: str) -> dict[str, object]:
     return dict(json.loads(output.splitlines()[-1]))
 
 
-def _cuobjdump(parts: build.Parts) -> Path | None:
-    places = [parts.torch.site_packages / "triton" / "backends" / "nvidia" / "bin"]
-    if parts.kit:
-        places.append(parts.kit.root / "bin")
-    return next((place / "cuobjdump" for place in places if (place / "cuobjdump").is_file()), None)
-
-
 def _table(title: str, rows: list[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     say("")
@@ -131,12 +124,7 @@ def wheel(options: Options, interpreter: Interpreter) -> None:
     repaired = build.repair(parts, raw, WORK / "wheels" / name / "repaired")
 
     steps.next("verifying")
-    report = verify.verify(
-        repaired,
-        cuobjdump=_cuobjdump(parts),
-        complete=options.archs is None,
-        torches=[parts.torch.site_packages / "torch"],
-    )
+    report = verify.verify(repaired, complete=options.archs is None, torches=[parts.torch.site_packages / "torch"])
 
     steps.next("writing the channel")
     (channel,) = index.write(ROOT / "dist", [repaired], may_replace=True)
@@ -144,7 +132,7 @@ def wheel(options: Options, interpreter: Interpreter) -> None:
 
     rows = [
         ("wheel", str(published.relative_to(ROOT))),
-        ("size", f"{report.size / 2**20:.1f} MiB"),
+        ("size", f"{report.size / 1e6:.1f} MB"),
         ("architectures", ", ".join(report.architectures + [f"{arch} PTX" for arch in report.ptx]) or "CPU only"),
         ("kernels", f"{report.kernels} in each architecture" if report.kernels else "-"),
         ("built with", f"{parts.kit.compiler} ({parts.kit.reason})" if parts.kit else "C++ only"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from release import ROOT, configure, fatbin, matrix, record, toolkit, torch_info
+from release import ROOT, configure, environments, fatbin, matrix, record, toolkit, torch_info
 from release.configure import ConfigureError
 from release.record import RecordError
 from release.toolkit import ToolkitError
@@ -242,20 +242,81 @@ def test_reading_back(library):
     entries = fatbin.read(library)
     assert fatbin.architectures(entries) == ["7.5", "9.0a", "10.0f"]
     assert fatbin.ptx(entries) == ["12.0"]
-    assert fatbin.kernels(entries, library, None) == {
+    assert fatbin.kernels(entries, library) == {
         "7.5": {"_Zone", "_Ztwo", "_Zthree"},
         "9.0a": {"_Zone"},
         "10.0f": {"_Zone"},
     }
 
 
-def test_compressed_cubins_need_cuobjdump(tmp_path):
+@pytest.fixture
+def compressed(tmp_path):
     path = tmp_path / "lib.so"
-    path.write_bytes(elf({".nv_fatbin": container(entry(2, 90, code=b"compressed"))}))
-    entries = fatbin.read(path)
-    assert fatbin.architectures(entries) == ["9.0"]
-    with pytest.raises(fatbin.FatbinError, match="need cuobjdump"):
-        fatbin.kernels(entries, path, None)
+    first = container(entry(2, 75, code=b"compressed"), entry(2, 90, 1 << 20, b"compressed"))
+    second = container(entry(2, 75, code=b"compressed"), entry(1, 120, code=b"compressed"))
+    path.write_bytes(elf({".nv_fatbin": first + b"\0" * 16 + second}))
+    return path
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path):
+    """Makes a cuobjdump that leaves these cubins, by name, and exits with a status."""
+
+    def make(cubins, status=0):
+        folder = tmp_path / "cubins"
+        folder.mkdir()
+        for name, data in cubins.items():
+            (folder / name).write_bytes(data)
+        path = tmp_path / "cuobjdump"
+        path.write_text(
+            f'#!/bin/sh\n[ "$1 $2" = "-xelf all" ] || exit 9\ncp {folder}/* . ; echo broken >&2; exit {status}'
+        )
+        path.chmod(0o755)
+        monkeypatch.setattr(fatbin, "cuobjdump", lambda: path)
+
+    return make
+
+
+READABLE = {
+    "lib.1.sm_75.cubin": cubin("_Zone"),
+    "lib.2.sm_90a.cubin": cubin("_Zone"),
+    "lib.3.sm_75.cubin": cubin("_Ztwo", "_Zthree"),
+}
+
+
+def test_compressed_cubins(compressed, program):
+    program(READABLE)
+    entries = fatbin.read(compressed)
+    assert (fatbin.architectures(entries), fatbin.ptx(entries)) == (["7.5", "9.0a"], ["12.0"])
+    assert fatbin.kernels(entries, compressed) == {"7.5": {"_Zone", "_Ztwo", "_Zthree"}, "9.0a": {"_Zone"}}
+
+
+def test_compressed_cubins_that_cuobjdump_does_not_read(compressed, program):
+    entries = fatbin.read(compressed)
+    program(dict(list(READABLE.items())[:2]))
+    with pytest.raises(fatbin.FatbinError, match=r"cuobjdump reads 2 cubins of lib\.so, which holds 3"):
+        fatbin.kernels(entries, compressed)
+
+
+def test_a_cuobjdump_that_fails(compressed, program):
+    entries = fatbin.read(compressed)
+    program(READABLE, status=3)
+    with pytest.raises(fatbin.FatbinError, match=r"cuobjdump cannot read the compressed cubins of lib\.so: broken$"):
+        fatbin.kernels(entries, compressed)
+
+
+def test_without_cuobjdump_the_command_that_installs_it_is_named(compressed, monkeypatch):
+    entries = fatbin.read(compressed)
+    monkeypatch.setattr(fatbin, "CUOBJDUMP", "nvidia-cuda-nothing")
+    assert fatbin.cuobjdump() is None
+    with pytest.raises(fatbin.FatbinError, match=r"install it with python -m pip install nvidia-cuda-nothing$"):
+        fatbin.kernels(entries, compressed)
+
+
+def test_cuobjdump_is_one_of_the_build_tools():
+    (requirement,) = [tool for tool in environments.TOOLS if tool.startswith("nvidia")]
+    assert re.split("[<>=]", requirement)[0] == fatbin.CUOBJDUMP
+    assert requirement in matrix.test_requirements()
 
 
 def test_a_library_without_gpu_code(tmp_path):

@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import cxx
 import pytest
 
+import scaled_mask_softmax
 from release import ROOT, fatbin, matrix, preflight, sbom, verify
 from release.verify import VerifyError
 
@@ -422,7 +424,7 @@ def test_an_incomplete_wheel(make, monkeypatch, cuda, architectures, ptx, messag
 def test_size(make, monkeypatch):
     loaded = verify.matrix.load()
     monkeypatch.setattr("release.matrix.load", lambda: dataclasses.replace(loaded, max_wheel_size=0))
-    refused(make(), "size", "is more than 0 MiB")
+    refused(make(), "size", "is more than 0 MB")
 
 
 def test_every_kernel_on_every_architecture():
@@ -434,6 +436,20 @@ def test_every_kernel_on_every_architecture():
         verify.check_kernels({"8.0": names, "9.0": names - {lost}}, verify.policy_kernels())
     with pytest.raises(VerifyError, match=r"the policy never chooses 1 kernels of 8\.0, the first \['_Zold'\]"):
         verify.check_kernels({"8.0": {*names, "_Zold"}, "9.0": names}, verify.policy_kernels())
+
+
+def test_the_installed_library_holds_every_kernel():
+    """Compressed by the compilers whose drivers all read that."""
+    build, library = scaled_mask_softmax.build_info(), Path(scaled_mask_softmax.library_path())
+    entries = fatbin.read(library)
+    assert fatbin.architectures(entries) == build["architectures"]
+    assert fatbin.ptx(entries) == build["ptx"]
+    if build["cuda"] is not None:
+        compresses = int(build["cuda_compiler"].split(".")[0]) >= 13
+        assert all((entry.kernels is None) == compresses for entry in entries if entry.kind == "cubin")
+        present = fatbin.kernels(entries, library)
+        assert list(present) == build["architectures"]
+        verify.check_kernels(present, verify.policy_kernels())
 
 
 def test_a_lost_kernel(make, monkeypatch):
