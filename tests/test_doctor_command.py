@@ -158,14 +158,24 @@ def test_real_no_torch(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("version", "what"), [("2.99.0", "upgraded"), ("2.9.1", "downgraded")])
-def test_real_torch_replaced_under_the_build(version: str, what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "what", "differing"),
+    [
+        ("2.99.0", "upgraded", "the torch version"),
+        ("2.9.1", "downgraded", "the torch version"),
+        ("2.99.0.dev20991231+cu199", "nightly", "the torch version"),
+        ("2.99.0+cpu", "CPU", "the torch version, the CUDA major version"),
+    ],
+)
+def test_real_torch_replaced_under_the_build(version: str, what: str, differing: str, tmp_path: Path) -> None:
     """The native build is real, the torch that was put in its torch's place is a stand-in of its version."""
     links(tmp_path)
-    stand_in.torch(tmp_path, version, torch.version.cuda)
+    stand_in.torch(tmp_path, version, None if what == "CPU" else torch.version.cuda)
+    if torch.version.cuda is None:
+        differing = "the torch version"
     result = real(tmp_path)
     assert result.returncode == 1
-    assert "verdict    this build does not fit the installed torch (the torch version).\n" in result.stdout
+    assert f"verdict    this build does not fit the installed torch ({differing}).\n" in result.stdout
     error = stand_in.import_error("import scaled_mask_softmax", tmp_path)
     (fix,) = [line.removeprefix("  fix: ") for line in error.splitlines() if line.startswith("  fix: ")]
     assert f"fix        {fix}\n" in result.stdout

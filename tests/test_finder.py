@@ -17,8 +17,8 @@ import tiny_wheels
 from faulty_server import serve
 from finder_target import FULL, INSTALLERS, PYTHON, TAG, Target
 
-from release import index
-from scaled_mask_softmax_cli import channels
+from release import index, matrix
+from scaled_mask_softmax_cli import channels, finder
 from scaled_mask_softmax_cli.channels import Wheel, version_order
 
 VENDOR = "2.14.0a0+b4e4ee8.nv25.11"
@@ -209,6 +209,31 @@ def test_other_indexes_of_configuration_files_are_left_out(site: Path, server, t
     done = target.run("install", "--index", server.address, "--installer", "pip", **variables)
     assert done.returncode == 6, done.stdout
     assert "Cannot connect to proxy" in done.stdout
+
+
+@pytest.mark.parametrize("installer", INSTALLERS)
+@pytest.mark.parametrize("setting", ["NO_BINARY", "REQUIRE_HASHES", "TARGET", "DRY_RUN"])
+def test_settings_that_bend_an_installer(setting: str, installer: str, site: Path, tmp_path: Path) -> None:
+    """What keeps it from installing, or sends it elsewhere, is named."""
+    variable = f"{'UV' if installer == 'uv' else 'PIP'}_{setting}"
+    value = {"NO_BINARY": "1" if installer == "uv" else ":all:", "TARGET": str(tmp_path / "elsewhere")}.get(
+        setting, "1"
+    )
+    target = Target(tmp_path / "target")
+    done = target.run("install", "--index", site, "--installer", installer, **{variable: value})
+    if done.returncode == 0:  # uv knows some of them as options alone
+        assert (installer, target.installed["scaled-mask-softmax"]) == ("uv", FULL)
+    else:
+        assert f"{variable} is set, which may be why." in done.stderr
+        assert "is being changed" not in done.stderr or setting == "NO_BINARY"
+
+
+def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wheel of ours serves musl, whatever its version."""
+    for found, expected in (("glibc", "2.36"), (2, 36)), (("", ""), (0, 0)), (("musl", "1.2"), (0, 0)):
+        monkeypatch.setattr(finder.platform, "libc_ver", lambda found=found: found)
+        assert finder._glibc() == expected
+    assert not a_wheel("cp311", "cp311", "manylinux_2_28_x86_64").serves("cp311", "x86_64", (0, 0))
 
 
 # channels
@@ -402,8 +427,20 @@ def test_build_is_for_the_gpus_that_are_here_or_for_all(source: Path, tmp_path: 
         "for 7.0, 9.0.\nIt takes about 3 min on idle cores and 2 GB of memory for 2 architectures, 2 compilations"
         in done.stdout
     )
-    done = target.run("build", source, "--dry-run", CUDA_VISIBLE_DEVICES="")
-    assert "TORCH_CUDA_ARCH_LIST='7.5;8.0;8.6;9.0;10.0;" in done.stdout
+    # A driver without a device, and an nvidia-smi that says so: the machine may have both.
+    none = {**driver, **fake_driver.smi(tmp_path / "driver", "exit 9"), "FAKE_GPUS": ""}
+    none["PATH"] += f":{target.environment()['PATH']}"
+    done = target.run("build", source, "--dry-run", **none)
+    row = matrix.load().cuda["cu130"]
+    assert f"TORCH_CUDA_ARCH_LIST='{row.architectures[os.uname().machine]}'" in done.stdout
+    assert row.architectures["x86_64"].endswith("+PTX")
+    done = target.run("build", source, "--dry-run", "--archs", "Hopper 8.0", **none)
+    assert "for Hopper, 8.0.\n" in done.stdout
+    # A CUDA that the matrix does not know yet.
+    stranger = Target(tmp_path / "stranger", "2.16.0.dev20261101+cu140", "14.0")
+    (stranger.site / "torch/include/ATen").mkdir(parents=True)
+    done = stranger.run("build", source, "--dry-run", **none)
+    assert "for torch 2.16.0.dev20261101+cu140, for what the build chooses.\n" in done.stdout
 
 
 def test_a_build_that_runs_out_of_memory(source: Path, tmp_path: Path) -> None:

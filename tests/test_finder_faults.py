@@ -265,6 +265,10 @@ def test_a_certificate_of_its_own(site: Path, target: Target, folder: Path) -> N
         done = target.run("download", "--index", server.address, folder, SSL_CERT_FILE=str(CERTIFICATE))
         assert done.returncode == 0, done.stderr
         assert there(folder)
+        for installer in INSTALLERS:
+            arguments = ("install", "--index", server.address, "--installer", installer)
+            done = target.run(*arguments, SSL_CERT_FILE=str(CERTIFICATE))
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="this machine has no IPv6")
@@ -735,6 +739,15 @@ def test_install_through_a_proxy(server: Server, target: Target) -> None:
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert target.installed["scaled-mask-softmax"] == FULL
+
+
+def test_plain_http_that_pip_does_not_take(server: Server, target: Target) -> None:
+    """pip's word for it is one of the channel; the way out is another."""
+    with proxy(server.address) as between:
+        arguments = ("install", "--index", "http://index.example", "--installer", "pip")
+        done = target.run(*arguments, http_proxy=between.address)
+    assert done.returncode == 6, done.stdout + done.stderr
+    assert "pip takes nothing over plain http unless PIP_TRUSTED_HOST names the host" in done.stderr
 
 
 def test_a_proxy_that_is_not_there(server: Server, target: Target, folder: Path) -> None:

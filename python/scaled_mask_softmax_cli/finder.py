@@ -50,8 +50,20 @@ _KEPT = (
     "trusted-host",
 )
 
+# Settings of an installer, each a variable of PIP_ or UV_, that keep it from installing this wheel, or here.
+_BENDING = (
+    *("CONSTRAINT", "DRY_RUN", "EXCLUDE_NEWER", "NO_BINARY", "OFFLINE", "OVERRIDE", "PREFIX", "REQUIRE_HASHES"),
+    *("REQUIRE_VIRTUALENV", "ROOT", "TARGET", "UPLOADED_PRIOR_TO", "USER"),
+)
+
 # What an installer's last words mean: a pattern, the exit status and the word for it.
 _TROUBLES = (
+    (
+        r"not a trusted or secure host",
+        INDEX,
+        "pip takes nothing over plain http unless PIP_TRUSTED_HOST names the host: set it, or give an https address",
+    ),
+    (r"require.hashes", FAILED, "the installer asks for hashes on the command line, which it verifies without that"),
     (
         r"hash|sha256|\bCRC\b|checksum",
         UNTRUSTED,
@@ -116,10 +128,11 @@ def _torch() -> installed.Torch:
     return torch
 
 
-def _glibc() -> tuple[int, int] | None:
+def _glibc() -> tuple[int, int]:
+    """The C library's version; (0, 0) where it is another one, which no wheel of ours is for."""
     name, version = platform.libc_ver()
     numbers = re.findall(r"\d+", version)
-    return (int(numbers[0]), int(numbers[1])) if name == "glibc" and len(numbers) > 1 else None
+    return (int(numbers[0]), int(numbers[1])) if name == "glibc" and len(numbers) > 1 else (0, 0)
 
 
 def _newest(wheels: Iterable[Wheel], version: str | None) -> str | None:
@@ -169,6 +182,13 @@ def _shown(command: Sequence[str]) -> str:
     return remedy.redacted(shlex.join(command))
 
 
+def _bent() -> str:
+    """Which settings of the environment may be the reason why an installer did something else than it was told."""
+    names = [f"{tool}_{setting}" for tool in ("PIP", "UV") for setting in _BENDING]
+    here = [name for name in names if os.environ.get(name)]
+    return f" {', '.join(here)} {'is' if len(here) == 1 else 'are'} set, which may be why." if here else ""
+
+
 def _judge_failure(code: int, output: str, *, listed: bool = False) -> Failure:
     """What an installer's failure means; `listed`: the index says that the wheel is there."""
     # What it looks at may have any name.
@@ -180,8 +200,10 @@ def _judge_failure(code: int, output: str, *, listed: bool = False) -> Failure:
         if re.search(pattern, output, re.I):
             if status == NO_WHEEL and listed:
                 status, text = INDEX, _UNLISTED
-            return Failure(status, f"{text}. What was installed before is as it was.")
-    return Failure(FAILED, "the installer failed, for the reason above. What was installed before is as it was.")
+            return Failure(status, f"{text}.{_bent()} What was installed before is as it was.")
+    return Failure(
+        FAILED, f"the installer failed, for the reason above.{_bent()} What was installed before is as it was."
+    )
 
 
 def _site() -> Path:
@@ -230,6 +252,9 @@ def _environment(command: Sequence[str]) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in _OTHER_INDEXES}
     if command[0] != sys.executable:
         return {**environment, "UV_NO_CONFIG": "1"}
+    # uv knows this one; an older pip has a name of its own for it.
+    if environment.get("SSL_CERT_FILE") and not environment.get("REQUESTS_CA_BUNDLE"):
+        environment.setdefault("PIP_CERT", environment["SSL_CERT_FILE"])
     answer = ask([*command[:3], "config", "list"], 60)
     for line in answer.output.splitlines():
         name, _, value = line.partition("=")
@@ -312,7 +337,8 @@ def install(arguments: argparse.Namespace) -> int:
     if version not in versions:
         raise Failure(
             FAILED,
-            f"the installer says that it is done, but {version} is not on the path: {', '.join(versions) or 'nothing'}",
+            f"the installer says that it is done, but {version} is not on the path: {', '.join(versions) or 'nothing'}."
+            f"{_bent()}",
         )
     _say(f"installed {version}; torch was left alone. scaled-mask-softmax doctor looks at the result.")
     return FITS
@@ -346,8 +372,10 @@ def _no_wheel(
         text = f"everything in {channel} of {source.shown} was withdrawn: {wheels[-1].yanked or 'no reason is given'}"
     else:
         has = ", ".join(sorted({f"{wheel.python} {wheel.platform}" for wheel in wheels}))
-        text = f"{channel} of {source.shown} has no wheel for Python {python} ({tag()}) on {machine}; it has {has}"
-    takes = remedy.what_it_takes(len(remedy.architectures(gpus.look(os.environ), facts.cuda, machine)))
+        libc = " ".join(filter(None, platform.libc_ver())) or "another C library than glibc"
+        text = f"{channel} of {source.shown} has no wheel for Python {python} ({tag()}) on {machine} with {libc}"
+        text += f"; it has {has}"
+    takes = remedy.what_it_takes(len(remedy.names(remedy.architectures(gpus.look(os.environ), facts.cuda, machine))))
     where = f"--index {shlex.quote(source.shown)}" if _sources(found) else "FOLDER"
     what = "its source distribution" if _sources(found) else "a clone or a source distribution"
     return f"{text}.\nNo prebuilt wheel: scaled-mask-softmax build {where} makes one from {what}, in {takes}"
@@ -633,11 +661,12 @@ def build_wheel(arguments: argparse.Namespace) -> int:
     output = fetch.folder_of(arguments.output)
     machine = platform.machine()
     listed = arguments.archs or os.environ.get("TORCH_CUDA_ARCH_LIST", "")
-    archs = re.findall(r"\d+\.\d+", listed) or remedy.architectures(gpus.look(os.environ), torch.cuda, machine)
+    listed = listed or remedy.architectures(gpus.look(os.environ), torch.cuda, machine)
+    archs = remedy.names(listed)
     environment = {**os.environ, "SCALED_MASK_SOFTMAX_TORCH": str(torch.folder), "MAX_JOBS": str(remedy.jobs())}
     environment.pop("SCALED_MASK_SOFTMAX_PLAIN", None)
     if torch.cuda is not None and archs:
-        environment["TORCH_CUDA_ARCH_LIST"] = listed or ";".join(archs)
+        environment["TORCH_CUDA_ARCH_LIST"] = listed
     with tempfile.TemporaryDirectory(prefix="scaled-mask-softmax-") as scratch:
         if arguments.source is not None and (arguments.index or arguments.version):
             raise Failure(NOTHING, f"give {arguments.source} to build, or --index and --version, not both")
@@ -655,7 +684,7 @@ def build_wheel(arguments: argparse.Namespace) -> int:
             raise Failure(NOTHING, f"{given} is not there: give the folder of a source distribution, or its .tar.gz")
         _check_source(source)
         command = _build_command(source, output, not arguments.no_build_isolation, arguments.installer)
-        where = f"for {', '.join(archs)}" if torch.cuda is not None else "for the CPU"
+        where = "for the CPU" if torch.cuda is None else f"for {', '.join(archs) or 'what the build chooses'}"
         _say(f"This compiles {PROJECT} for torch {torch.version}, {where}.")
         _say(
             f"It takes {remedy.what_it_takes(len(archs))} (MAX_JOBS changes that), 1 GB of disk, and a C++ compiler"

@@ -63,16 +63,21 @@ def estimate(architectures: int, parallel: int) -> tuple[int, float]:
     return max(1, round(seconds / parallel / 60)), max(1.0, round(_JOB_GB * parallel, 1))
 
 
-def architectures(driver: gpus.Driver, cuda: str | None, machine: str) -> list[str]:
-    """What to build for: the GPUs that are here, or else everything that the matrix has for that CUDA."""
+def architectures(driver: gpus.Driver, cuda: str | None, machine: str) -> str:
+    """What to build for, as TORCH_CUDA_ARCH_LIST: the GPUs that are here, or else what the matrix has for that CUDA."""
     if cuda is None:
-        return []
+        return ""
     here = sorted({gpu.capability for gpu in driver.all or driver.smi_gpus})
     if here:
-        return here
+        return ";".join(here)
     rules, table = installed.rules(), known.load()
     row = table.cuda.get(rules.cuda_label(cuda)) if rules is not None and table is not None else None
-    return row.cubins(machine) if row is not None else []
+    return row.architectures.get(machine, "") if row is not None else ""
+
+
+def names(architectures: str) -> list[str]:
+    """Those in a TORCH_CUDA_ARCH_LIST."""
+    return [name for name in re.split("[; ,]", architectures) if name]
 
 
 def what_it_takes(count: int) -> str:
@@ -105,7 +110,7 @@ def for_torch(version: str, torch: installed.Torch, driver: gpus.Driver, machine
         if reason and not command.startswith(build.BUILD_COMMAND):
             command = f"{build.how_to_compile()} (no prebuilt wheel: {reason})"
     if command.startswith(build.BUILD_COMMAND):
-        takes = what_it_takes(len(architectures(driver, torch.cuda, machine)))
+        takes = what_it_takes(len(names(architectures(driver, torch.cuda, machine))))
         return Remedy([("fix", command)], reason, takes)
     if not build.index_url():
         return Remedy([("fix", command)], reason)
