@@ -474,6 +474,15 @@ FUNCTION_CASES = [
             TypeError,
             "diagonal is a float; expected an int. Use int(diagonal).",
         ),
+        *(
+            (
+                f"{name} a bool",
+                call(zeros(3, 4), is_causal=True, **{name: value}),
+                TypeError,
+                f"{name} is a bool; expected an int. Use int({name}).",
+            )
+            for name, value in (("window", True), ("diagonal", False))
+        ),
         (
             "diagonal past 64 bits",
             call(zeros(3, 4), is_causal=True, diagonal=2**63),

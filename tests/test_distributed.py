@@ -92,6 +92,14 @@ def check_context_parallel_of_odd_rows() -> None:
 
     with pytest.raises(TypeError, match=r"scale is a torch.Tensor; expected a Python number"):
         context_parallel(part, None, torch.tensor(0.5))
+    with pytest.raises(ValueError, match=r"x has shape \[\] \(rank 0\)"):
+        context_parallel(torch.zeros(()))
+    with pytest.raises(ValueError, match=r"sink has shape \[2\] for x of shape .*; expected \[3\]"):
+        context_parallel(part, sink=torch.zeros(2, dtype=torch.float64))
+    with pytest.raises(TypeError, match=r"sink has dtype torch\.int64"):
+        context_parallel(part, sink=torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"column_offset is -1; expected 0 or more\. Give"):
+        context_parallel(part, column_offset=-1)
 
     sink, bias = normal((3,), torch.float64, "cpu", 3), normal((3, 1, 24), torch.float64, "cpu", 4)[None]
     grad = normal(SHAPE, torch.float64, "cpu", 5)

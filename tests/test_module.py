@@ -77,6 +77,7 @@ def test_repr_names_what_is_not_default(module: ScaledMaskSoftmax, text: str) ->
         ("diagonal", 2**63, ValueError, f"diagonal is {2**63}; expected an integer of 64 bits"),
         ("window", 0, ValueError, "window is 0; expected at least 1"),
         ("window", 2.0, TypeError, "window is a float; expected an int"),
+        ("window", True, TypeError, "window is a bool; expected an int"),
     ],
 )
 def test_options_are_refused_where_they_are_given(name: str, value: Any, exception: type[Exception], text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import _build, _composite
+from . import _build, _checks, _composite
 from .functional import check_option_types, scaled_mask_softmax
 
 if _build.NATIVE:
@@ -142,23 +142,22 @@ def context_parallel(
         Probabilities of x's shape and dtype. Scores of float16 and bfloat16 cost a float32 copy.
 
     Raises:
-        ValueError: column_offset is negative; sink does not have an entry for each index of dim -3 of x.
+        ValueError: column_offset is negative.
         RuntimeError: no process group is initialised; a second derivative.
         TypeError, ValueError: otherwise as :func:`scaled_mask_softmax`.
     """
     if not dist.is_initialized():
         raise RuntimeError(
-            f"{_PREFIX}no process group is initialised. Call torch.distributed.init_process_group first."
+            f"{_PREFIX}no process group is initialised; expected one. Call torch.distributed.init_process_group first."
         )
     check_option_types(scale, is_causal, diagonal, window)
+    _checks.check_forward(x, mask, scale, window, key_lengths, sink)
     if column_offset is None:
         column_offset = dist.get_rank(group) * x.shape[-1]
     elif column_offset < 0:
-        raise ValueError(f"{_PREFIX}column_offset is {column_offset}; expected 0 or more.")
-    if sink is not None and (x.dim() < 3 or sink.shape != x.shape[-3:-2]):
         raise ValueError(
-            f"{_PREFIX}sink has shape {list(sink.shape)} for x of shape {list(x.shape)}; expected an entry for each "
-            "index of dim -3 of x."
+            f"{_PREFIX}column_offset is {column_offset}; expected 0 or more. Give the place of x's first column "
+            "in the whole scores."
         )
     options = {
         "is_causal": is_causal,

@@ -81,7 +81,9 @@ def check_option_types(
     for name, number in (("diagonal", diagonal), ("window", window)):
         if name == "window" and number is None:
             continue
-        if isinstance(number, torch.Tensor) or not (isinstance(number, (int, torch.SymInt)) or _is_tensor(number)):
+        # True as a window would be one of a single column.
+        refused = isinstance(number, (torch.Tensor, bool))
+        if refused or not (isinstance(number, (int, torch.SymInt)) or _is_tensor(number)):
             raise TypeError(f"{_PREFIX}{name} is a {type(number).__name__}; expected an int. Use int({name}).")
         if isinstance(number, int) and not -_INT64_LIMIT <= number < _INT64_LIMIT:
             raise ValueError(f"{_PREFIX}{name} is {number}; expected an integer of 64 bits. Use one within x's shape.")
