@@ -14,7 +14,7 @@ import stand_in
 import torch
 
 from scaled_mask_softmax.bench import cells, command, peers, reference, report, results, timing
-from scaled_mask_softmax.bench.cases import KINDS, Case, all_cases, sweep_case
+from scaled_mask_softmax.bench.cases import DROPOUT, DROPOUT_P, KINDS, Case, all_cases, sweep_case
 from scaled_mask_softmax.bench.problems import make_problem, run, step
 
 TINY = ["--device", "cpu", "--bytes", "4096", "--each", "0.001", "--suite", "sweep", "--dtype", "float32"]
@@ -51,7 +51,8 @@ def test_floor_bytes() -> None:
 def test_cases_are_distinct_and_large_enough() -> None:
     every = list(all_cases("cuda", 1 << 29))
     assert len({one.name for one in every}) == len(every)
-    assert all(one.score_bytes >= 1 << 29 for one in every if one.suite == "sweep")
+    assert all(one.score_bytes >= 1 << 29 for one in every if one.suite in ("sweep", "dropout"))
+    assert {one.suite for one in every[-24:]} == {"dropout"}, "shards of the others keep their cases"
 
 
 @pytest.mark.parametrize("peer", [peers.OPERATOR, peers.PEERS["eager"], peers.PEERS["softmax"]], ids=lambda p: p.name)
@@ -60,7 +61,44 @@ def test_right_results_pass(kind: str, peer: peers.Peer, monkeypatch: pytest.Mon
     monkeypatch.setattr(reference, "SLICE", 100)  # many slices, of batches and of queries
     problem = make_problem(case(kind, backward=True), "cpu")
     outcome = run(problem, step(problem, peer.operator(problem)))
-    reference.verify(problem, outcome, peer.alone, peer.rival)
+    reference.verify(problem, outcome, alone=peer.alone, rival=peer.rival)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", ["ours", "eager", "compile"])
+def test_dropout_is_verified_by_its_pattern(name: str, dtype: str) -> None:
+    """Ours by the cells that the generator's state chooses, a rival's by those that it kept."""
+    one = sweep_case(DROPOUT, dtype, 24, True, 1 << 14, DROPOUT)
+    assert one.name == f"{dtype} Sk=24 dropout forward+backward"
+    problem = make_problem(one, "cpu")
+    peer = peers.OPERATOR if name == "ours" else peers.PEERS[name]
+    forward = cells._forward(problem, peer)
+    outcome, keep = cells._run_with_pattern(problem, forward, peer)
+    reference.verify(problem, outcome, keep, rival=peer.rival)
+    y, dx = outcome
+    y = y.detach()
+    other = keep.roll(1, -1)
+    wrong = {
+        "the pattern": ((y, dx), other),
+        "the factor": ((y * (1 - DROPOUT_P), dx), keep),
+        "the gradient's pattern": ((y, run(problem, forward)[1]), keep),
+        "how many are kept": ((torch.softmax(problem.inputs[0].detach() * 0.125, -1), dx), torch.ones_like(keep)),
+    }
+    for results_, cells_ in wrong.values():
+        with pytest.raises(reference.WrongResult):
+            reference.verify(problem, results_, cells_, rival=peer.rival)
+
+
+def test_dropout_is_measured_beside_eager() -> None:
+    others = [peers.PEERS[name] for name in ("eager", "softmax", "liger")]
+    cell = cells.measure(sweep_case(DROPOUT, "float32", 16, True, 4096, DROPOUT), others, "cpu", 0.001)
+    assert cell["times"]["eager"]["ratio_to_ours"] > 0
+    assert cell["times"]["ours"]["share_of_floor"] > 0
+    assert "share_of_floor" not in cell["times"]["softmax"], "it does less"
+    assert cell["times"]["liger"].keys() == {"absent"}
+    best = report.best_rival(cell)
+    assert best is not None
+    assert best[0] == "eager"
 
 
 @pytest.mark.parametrize("suite", ["sweep", "attention"])
@@ -345,6 +383,7 @@ def test_plot(tmp_path: Path) -> None:
     "selection",
     [
         ["--suite", "sweep", "--bytes", "65536", "--columns", "64", "1001", "--dtype", "float16"],
+        ["--suite", "dropout", "--bytes", "65536", "--columns", "128", "--dtype", "float16"],
         ["--suite", "attention", "--columns", "128"],
         ["--suite", "small", "--columns", "8", "64", "--dtype", "float16"],
     ],
@@ -360,7 +399,7 @@ def test_on_a_cuda_device(selection: list[str], tmp_path: Path) -> None:
     for name, cell in cells.items():
         assert not [entry for entry in cell["times"].values() if "failed" in entry], name
         assert cell["times"]["ours"]["seconds"] > 0
-        if cell["suite"] == "sweep":
-            outputs = 2 if cell["direction"] == "forward+backward" else 1
+        if cell["suite"] in ("sweep", "dropout"):
+            outputs = 1 if cell["direction"] == "forward" else 2 if cell["suite"] == "sweep" else 3
             assert cell["times"]["ours"]["peak_bytes"] <= outputs * (2 * math.prod(cell["shape"]) + 512)
             assert cell["times"]["ours"]["share_of_floor"] > 0

@@ -58,21 +58,27 @@ def test_bars_of_odd_lengths_rivals_and_memory() -> None:
     odd["times"]["eager"] = {"ratio_to_ours": 0.9}
     odd["times"]["softmax"] = {"ratio_to_ours": 0.95}
     even["times"]["compile"] = {"ratio_to_ours": 2.0}
-    found = made(odd, even, cell(direction="forward+backward", columns=64, peak_bytes=3 * 12 * 64 * 64))
+    dropout = {**cell("dropout", direction="forward+backward", peak_bytes=3 * 12 * 128 * 128), "suite": "dropout"}
+    found = made(odd, even, cell(direction="forward+backward", columns=64, peak_bytes=3 * 12 * 64 * 64), dropout)
     assert verdict(found, "Sk 1,000")[2:] == ["1 of 1", "0.918", "cell 0"]
     assert verdict(found, "time beside that of the best rival")[2:] == ["1 of 2", "1.11", "cell 0"]
     assert verdict(found, "peak memory, forward")[2:] == ["1 of 1", "1", "cell 1"]
     assert verdict(found, "peak memory, with backward")[2:] == ["0 of 1", "1.5", "cell 2"]
+    assert verdict(found, "peak memory with dropout, with backward")[2:] == ["1 of 1", "1", "cell 3"]
 
 
 def test_bars_of_the_cpu() -> None:
     fused = cell("causal+mask")
     fused["times"]["softmax"] = {"ratio_to_ours": 0.8}
+    both = cell("padding", direction="forward+backward")
+    both["times"]["softmax"] = {"ratio_to_ours": 2.0}
     small = {**cell(columns=8), "suite": "small", "clock": "host"}
     small["times"]["eager"] = {"ratio_to_ours": 2.0}
     small["times"]["softmax"] = {"ratio_to_ours": 0.4}
-    found = made(fused, small, kind="cpu")
+    found = made(fused, small, both, kind="cpu")
     assert verdict(found, "causal + mask: beside torch.softmax") == ["<= 1", "", "0 of 1", "1.25", "cell 0"]
+    assert verdict(found, "each kind, forward")[2:] == ["0 of 1", "1.25", "cell 0"]
+    assert verdict(found, "each kind, with backward")[2:] == ["1 of 1", "0.5", "cell 2"]
     assert verdict(found, "[1,1,8,8] forward: beside eager")[2:] == ["1 of 1", "0.5", "cell 1"]
     assert verdict(found, "[1,1,8,8] forward: beside torch.softmax")[2:] == ["0 of 1", "2.5", "cell 1"]
 
@@ -87,7 +93,11 @@ def test_figures_of_a_table() -> None:
         tables.floor(found, "float32")
     other = cell()
     other["times"]["softmax"] = {"ratio_to_ours": 1.234}
-    assert tables.times(made(other)).splitlines()[2] == "| cell 0 | [2, 3, 128, 128] | 1.000 ms | 1.23x |  |  |"
+    row = "| cell 0 | [2, 3, 128, 128] | 1.000 ms | 1.23x |  |  |"
+    assert tables.times(made(other, cell()), lambda one: one is other).splitlines()[2:] == [row]
+    head, _, row = tables.beside_softmax(made(other, kind="cpu"), "float16").splitlines()
+    assert head.startswith("| Sk | plain, forward |")
+    assert row.split("|")[1:4] == [" 128 ", " 1.23x ", "  "]
 
 
 def test_only_the_blocks_of_the_same_device_are_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,13 +122,13 @@ def test_only_the_blocks_of_the_same_device_are_filled(tmp_path: Path, monkeypat
 
 def test_published_figures_are_those_of_the_reports() -> None:
     """To write them anew: scaled-mask-softmax bench --no-run --json REPORT --fill README*.md docs/performance.md"""
-    kinds = set()
+    groups = set()
     for report in REPORTS:
         found = results.read(report)
-        kinds.add(found.environment["kind"])
+        groups.add(tables.group(found))
         for document in DOCUMENTS:
             text = document.read_text("utf-8")
             assert tables.filled(text, found) == text, f"{document.name} does not show {report.name}"
     published = {name.split()[0] for document in DOCUMENTS for name in tables.blocks(document.read_text("utf-8"))}
-    assert published == kinds
-    assert len(kinds) == len(REPORTS), "one report a device, as a document has one table for each"
+    assert published == groups
+    assert len(groups) == len(REPORTS), "one report a group, as a document has one table for each"

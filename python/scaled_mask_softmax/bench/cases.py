@@ -11,11 +11,12 @@ SECTOR_BYTES = 32
 # The size of the scores in the sweep: past the L2 of every device, and past the last-level cache of most CPUs.
 SCORE_BYTES = {"cuda": 1 << 29, "cpu": 1 << 26}
 
-SUITES = ("sweep", "headline", "attention", "small")
+SUITES = ("sweep", "headline", "attention", "small", "dropout")
 COLUMNS = (1, 8, 16, 32, 64, 128, 256, 512, 768, 1000, 1001, 1024, 1025, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 DTYPES = ("float16", "bfloat16", "float32")
 # mask-*: a float mask of x's dtype, its shape in the name; padding: bool [B,1,1,Sk]; decode: one query that sees all.
 KINDS = ("plain", "causal", "mask-b1qk", "mask-bhqk", "mask-qk", "padding", "causal+mask", "decode")
+DROPOUT = "dropout"  # the kind of the suite of that name: plain, with dropout of the probabilities
 DIRECTIONS = ("forward", "forward+backward")
 
 LONG_QUERIES = 256  # of rows whose square would be too large: a slice from the middle of the sequence
@@ -25,6 +26,8 @@ HEAD_DIM = 64
 ATTENTION_COLUMNS = (128, 256, 512, 1024, 2048, 4096)
 ATTENTION_TOKENS = 8192
 SMALL_COLUMNS = (1, 8, 32, 64, 128)
+DROPOUT_COLUMNS = (128, 512, 2048, 8192)
+DROPOUT_P = 0.1
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        prefix = "" if self.suite == "sweep" else f"{self.suite} "
+        prefix = "" if self.suite in ("sweep", self.kind) else f"{self.suite} "
         suffix = "" if self.clock == "kernels" else f" {self.clock}"
         return f"{prefix}{self.dtype_name} Sk={self.columns} {self.kind} {self.direction}{suffix}"
 
@@ -95,6 +98,7 @@ class Case:
         """The fewest bytes to move: every needed byte of an input read once, every byte of an output written once.
 
         Forward reads x and the mask and writes y; backward reads y and the gradient where x was needed, and writes dx.
+        Which cells dropout keeps need not be stored, nor y before it, which could be computed from x again.
         """
         live = self.live_bytes()
         needed = self.batch * self.heads * live
@@ -107,7 +111,9 @@ class Case:
         return forward + 2 * needed + self.score_bytes if self.backward else forward
 
 
-def sweep_case(kind: str, dtype_name: str, columns: int, backward: bool, score_bytes: int) -> Case:
+def sweep_case(
+    kind: str, dtype_name: str, columns: int, backward: bool, score_bytes: int, suite: str = "sweep"
+) -> Case:
     """A case whose scores take score_bytes, or more by less than one more batch or, where rows are long, a square."""
     row = columns * getattr(torch, dtype_name).itemsize
     queries = columns
@@ -118,7 +124,7 @@ def sweep_case(kind: str, dtype_name: str, columns: int, backward: bool, score_b
     plane = queries * row
     heads = HEADS if plane * HEADS <= score_bytes else LONG_HEADS
     batch = -(-score_bytes // (heads * plane))
-    return Case("sweep", kind, dtype_name, batch, heads, queries, columns, backward)
+    return Case(suite, kind, dtype_name, batch, heads, queries, columns, backward)
 
 
 def all_cases(device: str, score_bytes: int) -> Iterator[Case]:
@@ -142,3 +148,8 @@ def all_cases(device: str, score_bytes: int) -> Iterator[Case]:
                     for columns in SMALL_COLUMNS:
                         batch, heads = (1, 1) if columns <= 8 else (2, HEADS)
                         yield Case("small", kind, dtype_name, batch, heads, columns, columns, backward, clock)
+    # Last, so that shards of the others hold what they held before.
+    for backward in (False, True):
+        for dtype_name in DTYPES:
+            for columns in DROPOUT_COLUMNS:
+                yield sweep_case(DROPOUT, dtype_name, columns, backward, score_bytes, DROPOUT)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import timing
-from .cases import Case
+from .cases import DROPOUT, DROPOUT_P, Case
 from .peers import COPY, OPERATOR, OURS, PEERS, Peer, Unsupported
 from .problems import Forward, Problem, make_problem, run, step
 from .reference import WrongResult, verify
@@ -30,6 +30,17 @@ def _forward(problem: Problem, peer: Peer) -> Forward:
     return compiled
 
 
+def _run_with_pattern(problem: Problem, forward: Forward, peer: Peer) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """The results, and which cells dropout was to keep: of a rival, which draws as it likes, those that it kept."""
+    torch.manual_seed(0)
+    outcome = run(problem, forward)
+    if peer.rival:
+        return outcome, outcome[0].detach() != 0
+    torch.manual_seed(0)
+    keep: torch.Tensor = torch.ops.scaled_mask_softmax.dropout_keep(problem.inputs[0].detach(), DROPOUT_P)
+    return outcome, keep
+
+
 def _prepare(problem: Problem, peer: Peer) -> timing.Call:
     """A call that is known to give the right result. Raises what the peer raises, and WrongResult."""
     if peer.alone and problem.case.suite == "attention":
@@ -39,7 +50,10 @@ def _prepare(problem: Problem, peer: Peer) -> timing.Call:
         own = replace(problem, grad=problem.grad.clone())
     forward = _forward(own, peer)
     check = partial(verify, problem, alone=peer.alone, rival=peer.rival)
-    check(run(own, forward))
+    if problem.case.kind == DROPOUT and not peer.alone:
+        check(*_run_with_pattern(own, forward, peer))
+    else:
+        check(run(own, forward))
     if own.grad is None:
         call: timing.Call = partial(forward, *own.inputs)
     else:
@@ -70,7 +84,7 @@ def _time(cell: Cell, case: Case, calls: dict[str, timing.Call], source: torch.T
         for name, call in calls.items():
             call()  # the second call: the first may have compiled
             times[name] = {"peak_bytes": timing.peak_bytes(call)}
-    has_floor = case.suite in ("sweep", "headline")
+    has_floor = case.suite in ("sweep", "headline", "dropout")
     if has_floor:
         calls = {**calls, COPY: lambda: torch.empty_like(source).copy_(source)}
     samples = timing.measure(calls, timing.clock(case.clock, source.device.type), seconds)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from . import cells, report, results, tables, timing
-from .cases import COLUMNS, DIRECTIONS, DTYPES, KINDS, SCORE_BYTES, SUITES, Case, all_cases
+from .cases import COLUMNS, DIRECTIONS, DROPOUT, DTYPES, KINDS, SCORE_BYTES, SUITES, Case, all_cases
 from .peers import OURS, PEERS
 
 OK, BAD, USAGE = 0, 1, 2
@@ -40,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     add("--suite", nargs="+", choices=SUITES, help="default: all, on the CPU without the headline case")
-    add("--case", nargs="+", choices=KINDS, help="kinds of cases")
+    add("--case", nargs="+", choices=(*KINDS, DROPOUT), help="kinds of cases")
     add("--columns", nargs="+", type=int, metavar="SK", help=f"of {', '.join(map(str, COLUMNS))} and the other suites'")
     add("--dtype", nargs="+", choices=DTYPES)
     add("--direction", nargs="+", choices=DIRECTIONS)

@@ -11,6 +11,7 @@ import torch
 
 from scaled_mask_softmax import scaled_mask_softmax, scaled_mask_softmax_
 
+from .cases import DROPOUT, DROPOUT_P
 from .problems import SCALE, Operator, Problem
 
 OURS = "ours"
@@ -39,6 +40,8 @@ class Peer:
 
 def _ours(problem: Problem) -> Operator:
     mask, is_causal, diagonal = problem.mask, problem.case.is_causal, problem.case.diagonal
+    if problem.case.kind == DROPOUT:
+        return lambda x: scaled_mask_softmax(x, mask, SCALE, dropout_p=DROPOUT_P)
     if diagonal == 0:  # as most calls are written
         return lambda x: scaled_mask_softmax(x, mask, SCALE, is_causal)
     return lambda x: scaled_mask_softmax(x, mask, SCALE, is_causal, diagonal=diagonal)
@@ -81,6 +84,8 @@ def _masked(mask: torch.Tensor | None) -> Operator:
 def _eager(problem: Problem) -> Operator:
     """The usual chain; the causal mask is a tensor made beforehand."""
     case, scores = problem.case, _masked(problem.mask)
+    if case.kind == DROPOUT:
+        return lambda x: torch.nn.functional.dropout(scores(x).softmax(-1), DROPOUT_P)
     if not case.is_causal:
         return lambda x: scores(x).softmax(-1)
     device = problem.inputs[0].device
@@ -92,7 +97,7 @@ def _computed(problem: Problem) -> Operator:
     """The chain for a compiler: causality is computed, so that no mask is read for it."""
     case, scores = problem.case, _masked(problem.mask)
     if not case.is_causal:
-        return lambda x: scores(x).softmax(-1)
+        return _eager(problem)
     queries, columns, diagonal = case.queries, case.columns, case.diagonal
 
     def operator(x: torch.Tensor) -> torch.Tensor:
@@ -114,7 +119,7 @@ def _require(holds: bool, reason: str) -> None:
 
 def _require_softmax_on_cuda(problem: Problem) -> None:
     _require(problem.inputs[0].is_cuda, "CUDA only")
-    _require(problem.case.kind == "plain", "neither scale nor mask")
+    _require(problem.case.kind == "plain", "neither scale, mask nor dropout")
 
 
 def _liger(problem: Problem) -> Operator:

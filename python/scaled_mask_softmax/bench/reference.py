@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from .cases import DROPOUT_P
 from .problems import SCALE, Problem
 
 # Elements that are compared at a time, which bounds the memory of the float64 copies.
@@ -49,9 +50,23 @@ def _assert_within(actual: torch.Tensor, expected: torch.Tensor, bound: torch.Te
         )
 
 
-def _verify_operator(problem: Problem, results: tuple[torch.Tensor, ...], alone: bool, rival: bool) -> None:
+def _assert_is_drawn(keep: torch.Tensor) -> None:
+    """As many cells as the probability says, within six standard deviations."""
+    expected = (1 - DROPOUT_P) * keep.numel()
+    allowed = 6 * (expected * DROPOUT_P) ** 0.5
+    if not abs(int(keep.sum()) - expected) <= allowed:
+        raise WrongResult(
+            f"dropout keeps {int(keep.sum())} of {keep.numel()} cells, expected {expected:.0f} +- {allowed:.0f}"
+        )
+
+
+def _verify_operator(
+    problem: Problem, results: tuple[torch.Tensor, ...], keep: torch.Tensor | None, alone: bool, rival: bool
+) -> None:
     case = problem.case
     (x,) = problem.inputs
+    if keep is not None:
+        _assert_is_drawn(keep)
     scale = 1.0 if alone else SCALE
     mask = None if alone or problem.mask is None else problem.mask.expand(x.shape)
     info = torch.finfo(case.dtype)
@@ -66,9 +81,12 @@ def _verify_operator(problem: Problem, results: tuple[torch.Tensor, ...], alone:
         relative = info.eps / 2 + 1e-6 + 4 * EPS32 * size
         if rival:  # the others may round between their steps, and need not sum a long row well
             relative = 1e-3 + info.eps * (1 + 2 * size)
-        _assert_within(results[0][part], y, relative * y + smallest, "forward")
+        elif keep is not None:  # y is rounded before it is divided by 1 - p
+            relative += info.eps / 2
+        kept = 1.0 if keep is None else keep[part].double() / (1 - DROPOUT_P)
+        _assert_within(results[0][part], y * kept, (relative * y + smallest) * kept, "forward")
         if problem.grad is not None:
-            grad = problem.grad[part].double()
+            grad = problem.grad[part].double() * kept
             dx = scale * y * (grad - (grad * y).sum(-1, keepdim=True))
             largest = scale * float(grad.abs().max())
             # y was rounded in between: in the factor y, and in every term of the sum over the row.
@@ -93,12 +111,20 @@ def _verify_attention(problem: Problem, results: tuple[torch.Tensor, ...]) -> No
                 raise WrongResult(f"{what}: off by {error} of its norm, allowed {bound}")
 
 
-def verify(problem: Problem, results: tuple[torch.Tensor, ...], alone: bool = False, rival: bool = False) -> None:
+def verify(
+    problem: Problem,
+    results: tuple[torch.Tensor, ...],
+    keep: torch.Tensor | None = None,
+    *,
+    alone: bool = False,
+    rival: bool = False,
+) -> None:
     """Raise WrongResult unless results, as :func:`problems.run` gives them, are right.
 
-    alone: they are those of the softmax without scale and mask. rival: allow the rounding of a chain of operators.
+    keep: the cells that dropout keeps, where there is dropout. alone: they are those of the softmax without scale and
+    mask. rival: allow the rounding of a chain of operators.
     """
     if problem.case.suite == "attention":
         _verify_attention(problem, results)
     else:
-        _verify_operator(problem, results, alone, rival)
+        _verify_operator(problem, results, keep, alone, rival)

@@ -25,6 +25,7 @@ TABLE_CASES = (
     ("plain", BOTH),
     ("causal", BOTH),
 )
+CPU_KINDS = ("plain", "causal", "mask-b1qk", "padding", "causal+mask")
 NEIGHBOUR = 1024  # of the odd lengths in the sweep
 ROUNDING = 0.01  # of an allocator that rounds up, as a share of the scores
 
@@ -77,7 +78,7 @@ def _odd_length(results: Results, cell: Cell) -> float | None:
 
 
 def _beside_best_rival(_: Results, cell: Cell) -> float | None:
-    best = best_rival(cell) if cell["suite"] == "sweep" else None
+    best = best_rival(cell) if cell["suite"] in ("sweep", "dropout") else None
     return None if best is None else 1.0 / best[1]
 
 
@@ -97,12 +98,12 @@ def _replay(_: Results, cell: Cell) -> float | None:
     return None if seconds is None else float(seconds) * 1e6
 
 
-def _peak(implementation: str, direction: str, tensors: int) -> Figure:
+def _peak(implementation: str, direction: str, tensors: int, suites: tuple[str, ...] = ("sweep", "headline")) -> Figure:
     """The peak beside the size of so many tensors like the scores."""
 
     def figure(_: Results, cell: Cell) -> float | None:
         peak = cell["times"].get(implementation, {}).get("peak_bytes")
-        if cell["suite"] not in ("sweep", "headline") or cell["direction"] != direction or peak is None:
+        if cell["suite"] not in suites or cell["direction"] != direction or peak is None:
             return None
         batch, heads, queries, columns = cell["shape"]
         itemsize = getattr(torch, cell["dtype"]).itemsize
@@ -111,11 +112,11 @@ def _peak(implementation: str, direction: str, tensors: int) -> Figure:
     return figure
 
 
-def _cpu(kind: str, dtype: str | None, peer: str) -> Figure:
+def _cpu(kind: str | None, dtype: str | None, peer: str, direction: str = FORWARD) -> Figure:
     def figure(_: Results, cell: Cell) -> float | None:
-        if cell["suite"] != "sweep" or cell["kind"] != kind or dtype not in (None, cell["dtype"]):
+        if cell["suite"] != "sweep" or kind not in (None, cell["kind"]) or dtype not in (None, cell["dtype"]):
             return None
-        return _ratio(cell, peer) if cell["direction"] == FORWARD else None
+        return _ratio(cell, peer) if cell["direction"] == direction else None
 
     return figure
 
@@ -152,12 +153,27 @@ BARS = {
             1 + ROUNDING,
             at_most=True,
         ),
+        Bar(
+            "peak memory with dropout, forward: beside y",
+            _peak(OURS, FORWARD, 1, ("dropout",)),
+            1 + ROUNDING,
+            at_most=True,
+        ),
+        Bar(
+            "peak memory with dropout, with backward: beside y, before and after dropout, and dx",
+            _peak(OURS, BOTH, 3, ("dropout",)),
+            1 + ROUNDING,
+            at_most=True,
+        ),
     ),
     "cpu": (
         Bar("causal + mask: beside torch.softmax", _cpu("causal+mask", None, "softmax"), 1.0, at_most=True),
         Bar("causal + mask, float32: beside eager", _cpu("causal+mask", "float32", "eager"), 1 / 2.4, at_most=True),
         Bar("causal + mask, bfloat16: beside eager", _cpu("causal+mask", "bfloat16", "eager"), 0.4, at_most=True),
         Bar("causal + mask: beside torch.compile", _cpu("causal+mask", None, "compile"), 1.0, at_most=True),
+        Bar("each kind, forward: beside torch.softmax", _cpu(None, None, "softmax"), 1.0, at_most=True),
+        Bar("each kind, with backward: beside torch.softmax", _cpu(None, None, "softmax", BOTH), 1.0, at_most=True),
+        Bar("time beside that of the best rival", _beside_best_rival, 1.02, at_most=True),
         Bar("[1,1,8,8] forward: beside eager", _small("host", "eager", FORWARD, 8), 0.70, at_most=True),
         Bar("[1,1,8,8] forward: beside torch.softmax", _small("host", "softmax", FORWARD, 8), 2.3, at_most=True),
         Bar("[1,1,8,8] with backward: beside eager", _small("host", "eager", BOTH, 8), 0.85, at_most=True),
@@ -213,13 +229,13 @@ def floor(results: Results, dtype: str) -> str:
     return _table(("Sk", *(f"{kind}, {direction}" for kind, direction in TABLE_CASES)), rows)
 
 
-def times(results: Results, ending: str = "") -> str:
-    """Our time of each case whose name ends so, and the others' over it."""
+def times(results: Results, wanted: Callable[[Cell], bool]) -> str:
+    """Our time of each case that is wanted, and the others' over it."""
     others = ("softmax", "eager", "compile")
     rows = []
     for name, cell in results.cells.items():
         ours = cell["times"][OURS]
-        if "seconds" in ours and name.endswith(ending):
+        if "seconds" in ours and wanted(cell):
             ratios = (cell["times"].get(peer, {}).get("ratio_to_ours") for peer in others)
             found = ("" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
             shape = ", ".join(map(str, cell["shape"]))
@@ -227,14 +243,41 @@ def times(results: Results, ending: str = "") -> str:
     return _table(("case", "scores", "time", "`torch.softmax` alone", "eager", "`torch.compile`"), rows)
 
 
+def beside_softmax(results: Results, dtype: str) -> str:
+    """The time of torch.softmax alone over ours, a row a length."""
+    ratios = {
+        (cell["shape"][-1], cell["kind"], cell["direction"]): cell["times"].get("softmax", {}).get("ratio_to_ours")
+        for cell in results.cells.values()
+        if cell["suite"] == "sweep" and cell["dtype"] == dtype
+    }
+    heads = [(kind, direction) for direction in DIRECTIONS for kind in CPU_KINDS]
+    rows = []
+    for columns in sorted({columns for columns, _, _ in ratios}):
+        found = [ratios.get((columns, *head)) for head in heads]
+        rows.append((f"{columns:,}", *("" if ratio is None else f"{ratio:.2f}x" for ratio in found)))
+    return _table(("Sk", *(f"{kind}, {direction}" for kind, direction in heads)), rows)
+
+
+def _fused(cell: Cell) -> bool:
+    """What the bars beside eager and torch.compile are about."""
+    return bool(cell["kind"] == "causal+mask" and cell["direction"] == FORWARD and "compile" in cell["times"])
+
+
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "cuda float16": lambda results: floor(results, "float16"),
     "cuda bfloat16": lambda results: floor(results, "bfloat16"),
     "cuda float32": lambda results: floor(results, "float32"),
     "cuda bars": bars,
-    "cpu fused": lambda results: times(results, "causal+mask forward"),
-    "cpu times": times,
+    "cpu fused": lambda results: times(results, _fused),
+    "cpu small": lambda results: times(results, lambda cell: bool(cell["suite"] == "small")),
+    "cpu dropout": lambda results: times(results, lambda cell: bool(cell["suite"] == "dropout")),
+    "cpu float32": lambda results: beside_softmax(results, "float32"),
+    "cpu bfloat16": lambda results: beside_softmax(results, "bfloat16"),
     "cpu bars": bars,
+    "cpu-2 fused": lambda results: times(results, _fused),
+    "cpu-2 float32": lambda results: beside_softmax(results, "float32"),
+    "cpu-2 bfloat16": lambda results: beside_softmax(results, "bfloat16"),
+    "cpu-2 bars": bars,
 }
 BLOCK = re.compile(r"<!-- bench: (?P<name>.+?) -->\n.*?<!-- end of bench -->", re.DOTALL)
 
@@ -244,6 +287,13 @@ def blocks(text: str) -> Iterator[str]:
     return (match["name"] for match in BLOCK.finditer(text))
 
 
+def group(results: Results) -> str:
+    """Of the blocks that show these results: the device and, of a CPU, the threads where they are several."""
+    kind: str = results.environment["kind"]
+    threads = results.environment.get("threads") or 1
+    return kind if threads == 1 else f"{kind}-{threads}"
+
+
 def filled(text: str, results: Results) -> str:
     """The Markdown text, with the tables of these results between its markers."""
 
@@ -251,7 +301,7 @@ def filled(text: str, results: Results) -> str:
         name = match["name"]
         if name not in BLOCKS:
             raise Mismatch(f"there is no table {name!r}; there are {', '.join(BLOCKS)}")
-        if name.split()[0] != results.environment["kind"]:
+        if name.split()[0] != group(results):
             return match[0]
         return f"<!-- bench: {name} -->\n{BLOCKS[name](results)}\n<!-- end of bench -->"
 
