@@ -167,14 +167,15 @@ Band band_of(const Tensor& x, const Options& options) {
 }
 
 // Drops dimensions of size 1 and merges neighbours that every operand walks with one stride.
-Rows merged_rows(const Tensor& shape_of, const std::array<const int64_t*, kOperands>& strides) {
-  std::array<RowDim, kMaxRowDims> inner_first;
-  int dims = 0;
+// Into `rows`, as they are large to copy.
+void merge_rows(const Tensor& shape_of, const std::array<const int64_t*, kOperands>& strides, Rows& rows) {
+  int& dims = rows.dims;
+  dims = 0;
   for (int64_t d = shape_of.dim() - 2; d >= 0; --d) {
     const int64_t size = shape_of.size(d);
     if (size == 1) continue;
     if (dims > 0) {
-      RowDim& inner = inner_first[dims - 1];
+      RowDim& inner = rows.dim[dims - 1];  // innermost first, for now
       bool merges = true;
       for (int operand = 0; operand < kOperands; ++operand) {
         merges = merges && strides[operand][d] == inner.stride[operand] * inner.size;
@@ -184,14 +185,11 @@ Rows merged_rows(const Tensor& shape_of, const std::array<const int64_t*, kOpera
         continue;
       }
     }
-    RowDim& dim = inner_first[dims++];
+    RowDim& dim = rows.dim[dims++];
     dim.size = size;
     for (int operand = 0; operand < kOperands; ++operand) dim.stride[operand] = strides[operand][d];
   }
-  Rows rows;
-  rows.dims = dims;
-  std::reverse_copy(inner_first.begin(), inner_first.begin() + dims, rows.dim);
-  return rows;
+  std::reverse(rows.dim, rows.dim + dims);
 }
 
 using StrideBuffer = c10::SmallVector<int64_t, 8>;
@@ -420,8 +418,10 @@ ForwardProblem forward_problem(const Tensor& x, const OptionalTensor& mask, cons
   const StrideBuffer batch = vector_strides(x, key_lengths, 0);
   const StrideBuffer head = vector_strides(x, sink, x.dim() - 3);
   const StrideBuffer statistic = statistic_strides(x, sink_probability.has_value() || dropout.active);
-  problem.rows = merged_rows(x, {x.strides().data(), mask_strides.data(), y.strides().data(), query.data(),
-                                 batch.data(), head.data(), statistic.data()});
+  merge_rows(x,
+             {x.strides().data(), mask_strides.data(), y.strides().data(), query.data(), batch.data(), head.data(),
+              statistic.data()},
+             problem.rows);
   return problem;
 }
 
@@ -439,8 +439,10 @@ BackwardProblem backward_problem(const Tensor& grad, const Tensor& y, const Opti
   const StrideBuffer query = query_strides(y, problem.band);
   const StrideBuffer batch = vector_strides(y, key_lengths, 0);
   const int64_t* const output = dx.has_value() ? dx->strides().data() : none.data();
-  problem.rows = merged_rows(y, {y.strides().data(), grad.strides().data(), output, query.data(), batch.data(),
-                                 none.data(), statistic.data()});
+  merge_rows(y,
+             {y.strides().data(), grad.strides().data(), output, query.data(), batch.data(), none.data(),
+              statistic.data()},
+             problem.rows);
   return problem;
 }
 
@@ -460,8 +462,10 @@ MaskGradientProblem mask_gradient_problem(const Tensor& grad, const Tensor& y, c
   const StrideBuffer statistic = statistic_strides(y, true);
   const StrideBuffer query = query_strides(y, problem.band);
   const StrideBuffer batch = vector_strides(y, key_lengths, 0);
-  problem.rows = merged_rows(y, {y.strides().data(), grad.strides().data(), output.data(), query.data(), batch.data(),
-                                 none.data(), statistic.data()});
+  merge_rows(y,
+             {y.strides().data(), grad.strides().data(), output.data(), query.data(), batch.data(), none.data(),
+              statistic.data()},
+             problem.rows);
   RowDim* const end = problem.rows.dim + problem.rows.dims;
   problem.mask_dims = static_cast<int>(
       std::stable_partition(problem.rows.dim, end, [](const RowDim& dim) { return dim.stride[kOutput] != 0; }) -
