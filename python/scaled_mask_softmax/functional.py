@@ -30,7 +30,7 @@ else:
     _forward_dropout = _composite.forward_dropout
     _forward_in_place_dropout = _composite.forward_in_place_dropout
 
-# What torch's own object for an operator calls in the end, where it has that: its __call__ takes a tenth of a small call.
+# What torch's object for an operator calls in the end, where it has that: its __call__ is a tenth of a small call.
 _forward_directly: Callable[..., torch.Tensor] = getattr(_forward, "_op", _forward)
 
 _INT64_LIMIT = 2**63
