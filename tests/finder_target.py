@@ -22,9 +22,8 @@ TAG = "cp" + PYTHON.replace(".", "")
 LABEL = "cu130torch2.14"
 FULL = f"1.0.0+{LABEL}"
 
-# Installers that are tried: this environment's pip, and uv where there is one.
-_CLIENTS = Path(os.environ["SMS_CLIENTS"]) / "bin" if "SMS_CLIENTS" in os.environ else None
-UV = shutil.which("uv", path=str(_CLIENTS) if _CLIENTS else None)
+# Installers that are tried: this environment's pip, and its uv.
+UV = shutil.which("uv", path=str(Path(sys.executable).parent))
 INSTALLERS = ["pip", *(["uv"] if UV else [])]
 
 
