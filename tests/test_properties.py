@@ -136,6 +136,44 @@ def test_any_call_in_place(device: str, data: st.DataObject) -> None:
     assert layouts.poison_intact(call["x"])
 
 
+@given(st.data())
+def test_vmap_of_any_call(device: str, data: st.DataObject) -> None:
+    """Whichever arguments are batched, along any dimension: each sample's result to the bit, and its gradients."""
+    call = data.draw(calls(device))
+    grad = call.pop("grad")
+    tensors = {name: value for name, value in call.items() if torch.is_tensor(value)}
+    options = {name: value for name, value in call.items() if not torch.is_tensor(value)}
+    batched = data.draw(st.sets(st.sampled_from(sorted(tensors)), min_size=1))
+    dims = {
+        name: data.draw(st.integers(-t.dim() - 1, t.dim())) if name in batched else None for name, t in tensors.items()
+    }
+    samples = [{name: t.roll(index) if name in batched else t for name, t in tensors.items()} for index in range(3)]
+    given_ = {
+        name: t if dims[name] is None else torch.stack([one[name] for one in samples], dims[name])
+        for name, t in tensors.items()
+    }
+
+    def of(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        return sms.scaled_mask_softmax(**tensors, **options)
+
+    assert same_bits(torch.vmap(of, in_dims=(dims,))(given_), torch.stack([of(one) for one in samples]))
+    floats = {name for name, t in tensors.items() if t.dtype.is_floating_point}
+
+    def gradients(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        fixed = {name: t for name, t in tensors.items() if name not in floats}
+        leaves = {name: t for name, t in tensors.items() if name in floats}
+        return torch.func.grad(lambda leaves: (of({**fixed, **leaves}) * grad).sum())(leaves)
+
+    got = torch.vmap(gradients, in_dims=(dims,))(given_)
+    expected = [gradients(one) for one in samples]
+    # Sums of a mask's and a sink's gradients may run in another order.
+    eps = torch.finfo(call["x"].dtype).eps
+    for name in floats:
+        wanted = torch.stack([one[name] for one in expected])
+        bound = 64 * eps * max(1.0, wanted.abs().max().item())
+        torch.testing.assert_close(got[name], wanted, rtol=0, atol=bound)
+
+
 SPECIAL = st.sampled_from([0.0, 1.0, -1.0, 60_000.0, -60_000.0, float("inf"), float("-inf"), float("nan")])
 
 
