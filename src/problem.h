@@ -25,7 +25,7 @@ enum class MaskKind : uint8_t { none, boolean, same, float32 };
 
 enum class Direction : uint8_t { forward, backward };
 
-constexpr int element_bytes(Element element) {
+SMS_HOST_DEVICE constexpr int element_bytes(Element element) {
   return element == Element::float64 ? 8 : element == Element::float32 ? 4 : 2;
 }
 

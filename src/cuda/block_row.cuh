@@ -1,6 +1,6 @@
-// A block, or a cluster of blocks, holds a row in registers: each warp a segment of kBlockVectors vectors a lane, the
-// number of warps as the row is long. The row is read and written once, and read whole before any of it is written. The
-// warps meet once.
+// A block, or a cluster of blocks, holds a row in registers: each warp a segment of some vectors a lane, the number of
+// warps as the row is long. The row is read and written once, and read whole before any of it is written. The warps meet
+// once.
 #pragma once
 
 #include "dropout.cuh"
@@ -12,13 +12,15 @@ namespace sms::cuda {
 
 template <bool kDropout>
 inline constexpr int kMostThreads = kDropout ? kDropoutBlockThreads : kBlockThreads;
-template <bool kDropout>
-inline constexpr int kMostResident = kDropout ? 1 : kBlocksResident;
+// How many blocks of that many threads a multiprocessor has registers for: with packed scores, as many as it has threads
+// for.
+template <bool kDropout, bool kPacked>
+inline constexpr int kMostResident = kDropout ? 1 : kPacked ? kPackedBlocksResident : kBlocksResident;
 
 // A warp's segment of its team's row.
-template <Element kElement>
+template <Element kElement, int kVectors>
 struct BlockSegment {
-  static constexpr int kLength = kWarpLanes * kBlockVectors * kCountOf<kElement>;
+  static constexpr int kLength = kWarpLanes * kVectors * kCountOf<kElement>;
 
   RowPlace place;
   int start;  // its first column
@@ -34,13 +36,14 @@ struct BlockSegment {
   }
 };
 
-template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout, typename Team>
+template <Element kElement, MaskKind kMask, int kVectors, bool kWhole, bool kDropout, typename Team>
 __device__ __forceinline__ void hold_row_forward(const ForwardArguments& arguments, const Team& team) {
-  using RowScores = Scores<kElement, kMask, kWarpLanes, kBlockVectors>;
+  using RowScores = Scores<kElement, kMask, kWarpLanes, kVectors>;
   using Real = typename RowScores::Real;
   const typename RowScores::Exponent exponent{arguments.packed};
-  const BlockSegment<kElement> segment(arguments, team);
+  const BlockSegment<kElement, kVectors> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
+  constexpr bool kKeepsExponentials = !RowScores::kIsPacked || !kWhole || kDropout;
 
   RowScores scores;
   const char* mask = arguments.mask + segment.place.second + segment.start * arguments.mask_column_stride;
@@ -49,29 +52,40 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
 
   // Exponentials against the warp's own maximum first, so that the block meets only once.
   const Real maximum = RowScores::maximum_of(warp_reduce(scores.largest(), RowScores::larger));
-  const Real sum = warp_sum(scores.exponentiate(maximum, exponent, segment.extent, segment.lane));
+  Real sum;
+  if constexpr (kKeepsExponentials) {
+    sum = scores.exponentiate(maximum, exponent, segment.extent, segment.lane);
+  } else {
+    sum = scores.sum_exponentials(maximum, exponent, segment.extent, segment.lane);
+  }
+  sum = warp_sum(sum);
   Totals<Real> totals = team.totals(maximum, sum, exponent);
   if (arguments.sink.data != nullptr) {
     totals.normalizer = with_sink<kElement>(arguments, team.row(), exponent.score(totals.maximum), totals.normalizer,
                                             team.first_thread());
   }
-  Chunk<16> result[kBlockVectors];
   const Real factor = exponent.rescale(totals.normalizer, maximum, totals.maximum);
-  scores.normalize(result, factor);
-  if constexpr (kDropout) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) store_random_state(arguments);
-    store_with_dropout<kElement, kWarpLanes>(result, factor != factor, arguments, segment.place.output + bytes,
-                                             team.row(), segment.start, segment.extent, segment.lane);
+  char* y = arguments.y + segment.place.output + bytes;
+  if constexpr (!kKeepsExponentials) {
+    scores.become_probabilities(maximum, factor, exponent, segment.extent, segment.lane);
+    store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(y, scores.packed, segment.extent, segment.lane);
   } else {
-    store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(arguments.y + segment.place.output + bytes, result,
-                                                          segment.extent, segment.lane);
+    Chunk<16> result[kVectors];
+    scores.normalize(result, factor);
+    if constexpr (kDropout) {
+      if (blockIdx.x == 0 && threadIdx.x == 0) store_random_state(arguments);
+      store_with_dropout<kElement, kWarpLanes>(result, factor != factor, arguments, segment.place.output + bytes,
+                                               team.row(), segment.start, segment.extent, segment.lane);
+    } else {
+      store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(y, result, segment.extent, segment.lane);
+    }
   }
 }
 
 template <Element kElement, bool kWhole, bool kDropout, typename Team>
 __device__ __forceinline__ void hold_row_backward(const BackwardArguments& arguments, const Team& team) {
   using Real = Accumulate<kElement>;
-  const BlockSegment<kElement> segment(arguments, team);
+  const BlockSegment<kElement, kBlockVectors> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
 
   RawGradients<kElement, kWarpLanes, kBlockVectors, kWhole> raw;
@@ -98,23 +112,29 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
 }
 
 template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
-__global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout>)
+__global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout, is_packed(kElement, kMask) && kWhole>)
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
-  hold_row_forward<kElement, kMask, kWhole, kDropout>(arguments, BlockTeam());
+  hold_row_forward<kElement, kMask, kBlockVectors, kWhole, kDropout>(arguments, BlockTeam());
 }
 
 template <Element kElement, bool kWhole, bool kDropout>
-__global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout>)
+__global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout, false>)
     block_row_backward(const __grid_constant__ BackwardArguments arguments) {
   hold_row_backward<kElement, kWhole, kDropout>(arguments, BlockTeam());
 }
 
 // The same by a cluster of blocks; never launched where there are none.
+template <MaskKind kMask>
+inline constexpr int kClusterVectors = cluster_vectors(Direction::forward, kMask);
+
+// Twice the vectors, with exponentials that are kept, take the registers of a whole multiprocessor.
 template <Element kElement, MaskKind kMask, bool kWhole>
-__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
+__global__ void __launch_bounds__(kBlockThreads,
+                                  kClusterVectors<kMask> > kBlockVectors && !kWhole ? 1 : kBlocksResident)
     cluster_row_forward(const __grid_constant__ ForwardArguments arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  hold_row_forward<kElement, kMask, kWhole, false>(arguments, ClusterTeam<Accumulate<kElement>, 2, false>());
+  hold_row_forward<kElement, kMask, kClusterVectors<kMask>, kWhole, false>(
+      arguments, ClusterTeam<Accumulate<kElement>, 2, false>());
 #endif
 }
 

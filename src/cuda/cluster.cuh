@@ -13,6 +13,12 @@ __device__ __forceinline__ uint32_t cluster_block() {
   return rank;
 }
 
+__device__ __forceinline__ uint32_t cluster_number() {
+  uint32_t number;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+  return number;
+}
+
 __device__ __forceinline__ uint32_t cluster_blocks() {
   uint32_t count;
   asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));

@@ -38,29 +38,32 @@ cudaError_t launch(void (*kernel)(Arguments), const Plan& plan, const Arguments&
   return cudaLaunchKernelExC(&config, function, parameters);
 }
 
-// Calls visit(constant I) for every index I of the shapes that are compiled for the element.
-template <Element kElement, bool kDropout, size_t... I, typename Visit>
+// Calls visit(constant I) for every index I of the shapes that are compiled for this.
+template <Direction kDirection, Element kElement, MaskKind kMask, bool kDropout, size_t... I, typename Visit>
 void for_each_warp_shape(std::index_sequence<I...>, const Visit& visit) {
   const auto one = [&](auto index) {
     constexpr WarpShape shape = kWarpShapes[index];
-    if constexpr (kDropout ? compiled_for_dropout(kElement, shape) : compiled(kElement, shape)) visit(index);
+    if constexpr (kDropout ? compiled_for_dropout(kElement, shape) : compiled(kDirection, kElement, kMask, shape)) {
+      visit(index);
+    }
   };
   (one(std::integral_constant<size_t, I>{}), ...);
 }
 
 // The kernel of `plan`, null if there is none; warp_rows(I) is that of shape I.
-template <Element kElement, bool kDropout, typename Kernel, typename WarpRows>
+template <Direction kDirection, Element kElement, MaskKind kMask, bool kDropout, typename Kernel, typename WarpRows>
 Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, Kernel cluster_row, Kernel shared_row,
                  Kernel stream_row) {
   Kernel kernel = nullptr;
   switch (plan.strategy) {
     case Strategy::warp_rows:
-      for_each_warp_shape<kElement, kDropout>(std::make_index_sequence<std::size(kWarpShapes)>{}, [&](auto index) {
-        constexpr WarpShape shape = kWarpShapes[index];
-        if (plan.lanes == shape.lanes && plan.vectors == shape.vectors && plan.rows == shape.rows) {
-          kernel = warp_rows(index);
-        }
-      });
+      for_each_warp_shape<kDirection, kElement, kMask, kDropout>(
+          std::make_index_sequence<std::size(kWarpShapes)>{}, [&](auto index) {
+            constexpr WarpShape shape = kWarpShapes[index];
+            if (plan.lanes == shape.lanes && plan.vectors == shape.vectors && plan.rows == shape.rows) {
+              kernel = warp_rows(index);
+            }
+          });
       break;
     case Strategy::block_row: kernel = block_row; break;
     case Strategy::cluster_row: kernel = cluster_row; break;
@@ -92,7 +95,8 @@ auto forward_kernel(const Plan& plan) {
     shared_row = shared_row_forward<kElement, kMask, kWhole>;
   }
   const Kernel stream_row = stream_row_forward<kElement, kMask, kWhole, kDropout>;
-  return kernel_of<kElement, kDropout>(plan, warp_rows, block_row, cluster_row, shared_row, stream_row);
+  return kernel_of<Direction::forward, kElement, kMask, kDropout>(plan, warp_rows, block_row, cluster_row, shared_row,
+                                                                 stream_row);
 }
 
 template <Element kElement, bool kWhole, bool kDropout>
@@ -115,7 +119,8 @@ auto backward_kernel(const Plan& plan) {
     shared_row = shared_row_backward<kElement, kWhole>;
   }
   const Kernel stream_row = stream_row_backward<kElement, kWhole, kDropout>;
-  return kernel_of<kElement, kDropout>(plan, warp_rows, block_row, cluster_row, shared_row, stream_row);
+  return kernel_of<Direction::backward, kElement, MaskKind::none, kDropout>(plan, warp_rows, block_row, cluster_row,
+                                                                           shared_row, stream_row);
 }
 
 template <Element kElement, MaskKind kMask>

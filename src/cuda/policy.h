@@ -34,33 +34,55 @@ struct WarpShape {
 
 // In ascending order of capacity. Measured on an H200 with whole float16 rows without mask, share of a copy's speed:
 // 1x1 .98 at 8 columns, 4x1 .96 at 32, 8x2 .88 at 64 and .97 at 128, 16x2 .97 at 256, 32x2 .97 at 512, 32x4 .97 at
-// 1,024. One vector a lane instead of two stopped at .90.
+// 1,024, 32x6 .97 at 1,032 and .98 at 1,088 (.79 and .82 by two warps of a block). One vector a lane instead of two
+// stopped at .90. More than kBlockVectors are for packed scores alone.
 inline constexpr WarpShape kWarpShapes[] = {
-    {1, 1, 2}, {4, 1, 4}, {8, 2, 2}, {16, 2, 2}, {32, 2, 2}, {32, 4, 1},
+    {1, 1, 2}, {4, 1, 4}, {8, 2, 2}, {16, 2, 2}, {32, 2, 2}, {32, 4, 1}, {32, 6, 1},
 };
 
 inline constexpr int kWarpRowsThreads = 128;
 
 // Vectors of a lane of block_row. The number of warps is a run-time matter, so one kernel serves a range of lengths.
 // Two of the largest blocks fit a multiprocessor: one reads while the other computes. Measured as above: .99 at 2,048
-// columns, .97 at 4,096, .98 at 8,192, .94 at 16,384 (.73 with 8 vectors a lane and half as many warps, whose registers
-// leave room for half as many rows).
+// columns, .97 at 4,096, .98 at 8,192 and 16,384.
 inline constexpr int kBlockVectors = 4;
+
 inline constexpr int kBlockThreads = 512;  // at most
 inline constexpr int kBlocksResident = 2;  // the register budget: 65,536 / (512 * 2) on every architecture
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+inline constexpr int kPackedBlocksResident = 2;  // of packed rows that are whole: as many threads as there can be
+#else
+inline constexpr int kPackedBlocksResident = 3;
+#endif
 inline constexpr int kDropoutBlockThreads = kBlockThreads * kBlocksResident;  // at most, with dropout
 
-// Blocks of cluster_row have at most so many warps, unless they are as many as there can be: three or four of them fit a
-// multiprocessor. Measured as above, with 12, 16 and 8 warps: .96, .96, .94 at 24,576 columns, .89 at 32,768, .84, .82,
-// .84 at 65,536; under a float mask .86, .85, .83 at 32,768 and .83, .79, .82 at 65,536; backward too, .96 and .94 at
-// 32,768 and 65,536, against .88 and .83 in shared memory.
-inline constexpr int kClusterWarps = 12;
+// 16-bit scores without a float mask are packed: they stay as they were loaded, two a register. Where rows are whole
+// their exponentials are computed twice, for the sum and for the result, rather than kept, which leaves room for more of
+// a row in flight: long rows wait for that. Rows that are realigned wait for arithmetic: .76 with exponentials that are
+// kept and .70 without, at 4,097 columns.
+SMS_HOST_DEVICE constexpr bool is_packed(Element element, MaskKind mask) {
+  return element_bytes(element) == 2 && (mask == MaskKind::none || mask == MaskKind::boolean);
+}
+
+// Vectors of a lane of cluster_row: as many of one float operand as its registers hold. Measured as above, with 4 and
+// kept exponentials, with 4, and with 8: .89, .99, .98 at 32,768 columns, .85, .97, .985 at 65,536, .81 (in shared
+// memory), .90, .98 at 131,072; causal .84, .95, .97 at 32,768.
+SMS_HOST_DEVICE constexpr int cluster_vectors(Direction direction, MaskKind mask) {
+  const bool light = mask == MaskKind::none || mask == MaskKind::boolean;
+  return direction == Direction::forward && light ? 2 * kBlockVectors : kBlockVectors;
+}
+
+// Blocks of cluster_row have at most so many warps, unless they are as many as there can be: several of them fit a
+// multiprocessor. With 12, 16 and 8 warps of 4 vectors a lane, under a float mask .86, .85, .83 at 32,768 columns and
+// .83, .79, .82 at 65,536; backward too, .96 and .94 at 32,768 and 65,536, against .88 and .83 in shared memory. With 16
+// and 8 warps of 8 vectors, .97 and .98 at 131,072. float32 rows without a float mask are never so large: .83 at 131,072
+// with 16 warps, .85 in shared memory.
+SMS_HOST_DEVICE constexpr int cluster_warps(int lane_vectors) { return lane_vectors == kBlockVectors ? 12 : 8; }
 inline constexpr int kClusterBlocks = 8;  // at most: what every device with clusters can schedule
 
 // Threads of a block of shared_row, and how many blocks the register budget lets a multiprocessor have. Measured as
 // above: .84 at 65,536 columns in clusters of two (.74 with 512 threads), .81 at 131,072 in clusters of four (.79 in
-// registers). A stream that reads rows twice stops at .61. A causal row, of which half is read, is as fast as its reads
-// are spread: .90 at 16,384 and 32,768 columns in shared memory, .79 and .73 in registers, which are faster up to 12,288.
+// registers). A stream that reads rows twice stops at .61.
 inline constexpr int kSharedThreads = 256;
 inline constexpr int kSharedResident = 4;
 
@@ -102,7 +124,8 @@ inline constexpr int kMaskGradientThreads = 256;
 // What is compiled: float64 rows are rare, so one shape of warp_rows serves them; the other elements get every shape.
 // Masks multiply forward kernels only. Everything else (band, column stride, number of warps, row dimensions) is
 // decided at run time, uniformly for a warp.
-constexpr bool compiled(Element element, const WarpShape& shape) {
+constexpr bool compiled(Direction direction, Element element, MaskKind mask, const WarpShape& shape) {
+  if (shape.vectors > kBlockVectors) return direction == Direction::forward && is_packed(element, mask);
   return element != Element::float64 || shape.lanes * shape.vectors == 128;
 }
 constexpr bool compiled(Direction direction, Element element, MaskKind mask) {
@@ -190,29 +213,30 @@ inline Plan choose(const Question& question) {
   const int64_t vectors = (question.columns - 1) / per_vector + 1;
   for (const WarpShape& shape : kWarpShapes) {
     const bool exists =
-        question.dropout ? compiled_for_dropout(question.element, shape) : compiled(question.element, shape);
+        question.dropout ? compiled_for_dropout(question.element, shape)
+                         : compiled(question.direction, question.element, question.mask, shape);
     if (exists && vectors <= shape.lanes * shape.vectors) {
       return {Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, kWarpRowsThreads, 1, 0};
     }
   }
   const int64_t warps = (vectors - 1) / (kWarpLanes * kBlockVectors) + 1;
   const auto exists = [&](Strategy strategy) { return compiled(question.element, strategy, question.dropout); };
-  const bool float_mask = question.mask == MaskKind::same || question.mask == MaskKind::float32;
-  const bool light = question.direction == Direction::forward && !float_mask;  // one operand
   const Plan shared = exists(Strategy::shared_row) ? choose_shared(question) : Plan{};
-  if (light && question.band && warps > kClusterWarps && shared.block_columns > 0) return shared;
   const int block_threads = question.dropout ? kDropoutBlockThreads : kBlockThreads;
   if (warps <= block_threads / kWarpLanes && exists(Strategy::block_row)) {
     const int lanes = static_cast<int>(warps) * kWarpLanes;
     return {Strategy::block_row, lanes, kBlockVectors, 1, lanes, 1, 0};
   }
   if (question.capability >= 90 && exists(Strategy::cluster_row)) {
+    const int lane_vectors = cluster_vectors(question.direction, question.mask);
+    const int64_t team_warps = (vectors - 1) / (kWarpLanes * lane_vectors) + 1;
     for (int blocks = 2; blocks <= kClusterBlocks; blocks *= 2) {
-      const int64_t block_warps = (warps - 1) / blocks + 1;
-      const int most = blocks == kClusterBlocks && !light ? kBlockThreads / kWarpLanes : kClusterWarps;
+      const int64_t block_warps = (team_warps - 1) / blocks + 1;
+      const bool large = blocks == kClusterBlocks && !(lane_vectors > kBlockVectors && per_vector == 4);
+      const int most = large ? kBlockThreads / kWarpLanes : cluster_warps(lane_vectors);
       if (block_warps > most) continue;
       const int threads = static_cast<int>(block_warps) * kWarpLanes;
-      return {Strategy::cluster_row, threads * blocks, kBlockVectors, 1, threads, blocks, 0};
+      return {Strategy::cluster_row, threads * blocks, lane_vectors, 1, threads, blocks, 0};
     }
   }
   if (shared.block_columns > 0) return shared;
@@ -281,7 +305,7 @@ inline std::vector<Kernel> all_kernels() {
         for (const bool whole : {false, true}) {
           if (whole && !has_whole_kernels(element)) continue;
           for (const WarpShape& shape : kWarpShapes) {
-            if (!compiled(element, shape)) continue;
+            if (!compiled(direction, element, mask, shape)) continue;
             kernels.push_back(
                 {direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, whole, false});
           }

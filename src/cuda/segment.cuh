@@ -41,11 +41,6 @@ struct RawScores {
   }
 };
 
-// 16-bit scores without a float mask stay packed and unscaled until they are exponentiated (arguments.h).
-template <Element kElement, MaskKind kMask>
-inline constexpr bool kPacked =
-    kBytesOf<kElement> == 2 && (kMask == MaskKind::none || kMask == MaskKind::boolean);
-
 // Exponents of scores, in the unit that they are held in.
 template <typename Real, bool kUnscaled>
 struct Exponents {
@@ -86,7 +81,8 @@ struct Exponents {
 template <Element kElement, MaskKind kMask, int kLanes, int kVectors>
 struct Scores {
   static constexpr int kCount = kCountOf<kElement>;
-  static constexpr bool kIsPacked = kPacked<kElement, kMask>;
+  // Packed scores stay unscaled until they are exponentiated (arguments.h).
+  static constexpr bool kIsPacked = is_packed(kElement, kMask);
   using Real = Accumulate<kElement>;
   using Exponent = Exponents<Real, kIsPacked>;
   // What is compared for the maximum: a pair of elements where they stay packed.
@@ -203,7 +199,57 @@ struct Scores {
     }
   }
 
+  // The same two for packed scores, which keep no exponentials but compute them again: same bits, fewer registers.
+  __device__ __forceinline__ Real sum_exponentials(Real maximum, const Exponent& exponent, const Extent& segment_extent,
+                                                   int lane) const {
+    const Extent extent = segment_extent.moved(lane * kCount);
+    const Real shift = exponent.shift(maximum);
+    Real sum = 0;
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      if (!extent.any_live(column(k), kCount)) continue;
+      Real exponential[kCount];
+      exponentials_of(packed[k], shift, exponent, exponential);
+      Real part = 0;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) part = add(part, exponential[i]);
+      sum = add(sum, part);
+    }
+    return sum;
+  }
+
+  __device__ __forceinline__ void become_probabilities(Real maximum, Real factor, const Exponent& exponent,
+                                                       const Extent& segment_extent, int lane) {
+    const Extent extent = segment_extent.moved(lane * kCount);
+    const Real shift = exponent.shift(maximum);
+    Real none[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) none[i] = multiply(Real{0}, factor);
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      if (!extent.any_live(column(k), kCount)) {
+        packed[k] = pack<kElement>(none);
+        continue;
+      }
+      // Has the assembler unpack them again, as RawGradients::keep_packed() does.
+#pragma unroll
+      for (int w = 0; w < 4; ++w) packed[k].word[w] ^= blockIdx.y;
+      Real probability[kCount];
+      exponentials_of(packed[k], shift, exponent, probability);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) probability[i] = multiply(probability[i], factor);
+      packed[k] = pack<kElement>(probability);
+    }
+  }
+
  private:
+  static __device__ __forceinline__ void exponentials_of(const Chunk<16>& scores, Real shift, const Exponent& exponent,
+                                                         Real (&out)[kCount]) {
+    unpack<kElement>(scores, out);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) out[i] = exponent(out[i], shift);
+  }
+
   template <typename Mask>
   static __device__ __forceinline__ void exclude(Chunk<16>& out, const Mask& mask, uint32_t flip,
                                                  const Extent& extent, int a) {
@@ -273,8 +319,8 @@ template <Cache kCache, bool kWhole, Element kElement, MaskKind kMask, int kVect
 __device__ __forceinline__ void load_scores(Scores<kElement, kMask, kWarpLanes, kVectors>& scores,
                                             const ForwardArguments& arguments, const char* x, const char* mask,
                                             const Extent& extent, int lane) {
-  constexpr int kInFlight = kVectorsInFlight<kMask, kWhole>;
-  constexpr int kBatch = kVectors < kInFlight ? kVectors : kInFlight;
+  constexpr int kInFlight = is_packed(kElement, kMask) && kWhole ? kVectors : kVectorsInFlight<kMask, kWhole>;
+  constexpr int kBatch = batch_of(kVectors, kInFlight);
 #pragma unroll
   for (int first = 0; first < kVectors; first += kBatch) {
     RawScores<kElement, kMask, kWarpLanes, kBatch, kWhole> raw;

@@ -67,7 +67,7 @@ class ClusterTeam {
     cluster_arrive_unordered();
   }
 
-  __device__ __forceinline__ uint32_t row() const { return blockIdx.x / blocks(); }
+  __device__ __forceinline__ uint32_t row() const { return cluster_number(); }
   __device__ __forceinline__ bool first_thread() const { return block() == 0 && threadIdx.x == 0; }
   __device__ __forceinline__ int warp() const {
     return static_cast<int>((block() * blockDim.x + threadIdx.x) / kWarpLanes);

@@ -251,6 +251,13 @@ struct Shape {
   using Piece = Chunk<kChunkBytes>;
 };
 
+// The largest divisor of `count` that is at most `most`.
+SMS_HOST_DEVICE constexpr int batch_of(int count, int most) {
+  int batch = count < most ? count : most;
+  while (count % batch != 0) --batch;
+  return batch;
+}
+
 // Loads vectors first, first + 1, ... (in steps of kLanes) of a segment whose column 0 is at `base`. Vectors without a
 // live column are not read and stay zero; cells outside the live columns hold anything.
 template <int kLanes, Cache kCache, bool kWhole, int kElementBytes, int kCount, int kVectors,
@@ -307,7 +314,7 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
     load_shifted_by_none(std::integral_constant<Cache, kCache>{});
   } else if constexpr (kChunkBytes > kElementBytes) {
     // A few at a time: each takes twice its registers until it is shifted.
-    constexpr int kBatch = kVectors * S::kPieces <= 4 ? kVectors : 4 / S::kPieces;
+    constexpr int kBatch = batch_of(kVectors, 4 / S::kPieces);
     const int shift_count = shift / kElementBytes;
     const char* aligned = base - shift;
 #pragma unroll
@@ -422,38 +429,45 @@ __device__ __forceinline__ void store_vectors(char* segment_base, const Chunk<16
   // A vector boundary cuts each vector after its first `head` elements. The tail goes out together with the head of
   // the next vector, which the next lane hands over, or on its own where the segment or the row ends.
   const int head = kCount - shift / kElementBytes;
-  Chunk<16> tail[kVectors];
+  // A few at a time: each takes twice its registers meanwhile.
+  constexpr int kBatch = batch_of(kVectors, 4);
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
+  for (int start = 0; start < kVectors; start += kBatch) {
+    Chunk<16> tail[kBatch];
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const uint32_t offered = lane == 0 && k + 1 < kVectors ? value[k + 1].word[w] : value[k].word[w];
-      tail[k].word[w] = __shfl_sync(kFullWarp, offered, (lane + 1) % kLanes, kLanes);
-    }
-  }
-  if (shift == 0) {
-    // Another group's row is shifted, this one's is not.
+    for (int k = 0; k < kBatch; ++k) {
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) tail[k] = value[k];
-  } else {
-    with_word_shift<16>(kVectorBytes - shift, [&](auto word_shift) {
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        tail[k] = realign_words<kElementBytes, word_shift>(value[k], tail[k], 8 * ((kVectorBytes - shift) & 3));
+      for (int w = 0; w < 4; ++w) {
+        const uint32_t offered = lane == 0 && start + k + 1 < kVectors ? value[start + k + 1].word[w]
+                                                                       : value[start + k].word[w];
+        tail[k].word[w] = __shfl_sync(kFullWarp, offered, (lane + 1) % kLanes, kLanes);
       }
-    });
-  }
+    }
+    if (shift == 0) {
+      // Another group's row is shifted, this one's is not.
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-    const int a = column(k);
-    const bool segment_end = k == kVectors - 1 && lane == kLanes - 1;
-    const bool segment_begin = k == 0 && lane == 0;
-    const bool joined = shift == 0 ? a + kCount <= last : !segment_end && a + kCount + head <= last;
-    const bool headless = shift == 0 || (!segment_begin && a + head <= last);  // the vector before takes the head
-    if (joined) store_aligned(base + a * kElementBytes + (kVectorBytes - shift) % kVectorBytes, tail[k]);
-    const int low = headless ? head % kCount : 0;
-    const int high = joined ? (shift == 0 ? 0 : head) : min(kCount, last - a);
-    if (low < high) store_elements(a, value[k], low, high);
+      for (int k = 0; k < kBatch; ++k) tail[k] = value[start + k];
+    } else {
+      with_word_shift<16>(kVectorBytes - shift, [&](auto word_shift) {
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          tail[k] =
+              realign_words<kElementBytes, word_shift>(value[start + k], tail[k], 8 * ((kVectorBytes - shift) & 3));
+        }
+      });
+    }
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const int a = column(start + k);
+      const bool segment_end = start + k == kVectors - 1 && lane == kLanes - 1;
+      const bool segment_begin = start + k == 0 && lane == 0;
+      const bool joined = shift == 0 ? a + kCount <= last : !segment_end && a + kCount + head <= last;
+      const bool headless = shift == 0 || (!segment_begin && a + head <= last);  // the vector before takes the head
+      if (joined) store_aligned(base + a * kElementBytes + (kVectorBytes - shift) % kVectorBytes, tail[k]);
+      const int low = headless ? head % kCount : 0;
+      const int high = joined ? (shift == 0 ? 0 : head) : min(kCount, last - a);
+      if (low < high) store_elements(a, value[start + k], low, high);
+    }
   }
 }
 

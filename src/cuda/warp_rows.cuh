@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   using Real = typename RowScores::Real;
   const int lane = threadIdx.x % kLanes;
   const typename RowScores::Exponent exponent{arguments.packed};
+  constexpr bool kKeepsExponentials = kVectors <= kBlockVectors || !kWhole;
 
   const GroupRows<kLanes, kRows> rows(arguments);
 
@@ -79,7 +80,12 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   group_reduce<kLanes>(key, RowScores::larger);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    sum[r] = scores[r].exponentiate(RowScores::maximum_of(key[r]), exponent, rows.extent[r], lane);
+    const Real maximum = RowScores::maximum_of(key[r]);
+    if constexpr (kKeepsExponentials) {
+      sum[r] = scores[r].exponentiate(maximum, exponent, rows.extent[r], lane);
+    } else {
+      sum[r] = scores[r].sum_exponentials(maximum, exponent, rows.extent[r], lane);
+    }
   }
   group_sum<kLanes>(sum);
 #pragma unroll
@@ -89,15 +95,20 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
       const Real maximum = exponent.score(RowScores::maximum_of(key[r]));
       factor = with_sink<kElement>(arguments, rows.number(r), maximum, factor, lane == 0);
     }
-    Chunk<16> result[kVectors];
-    scores[r].normalize(result, factor);
-    if constexpr (kDropout) {
-      if (rows.number(r) == 0 && lane == 0) store_random_state(arguments);
-      store_with_dropout<kElement, kLanes>(result, factor != factor, arguments, rows.place[r].output, rows.number(r), 0,
-                                           rows.extent[r], lane);
+    char* y = arguments.y + rows.place[r].output;
+    if constexpr (!kKeepsExponentials) {
+      scores[r].become_probabilities(RowScores::maximum_of(key[r]), factor, exponent, rows.extent[r], lane);
+      store_vectors<kLanes, kWhole, kBytesOf<kElement>>(y, scores[r].packed, rows.extent[r], lane);
     } else {
-      store_vectors<kLanes, kWhole, kBytesOf<kElement>>(arguments.y + rows.place[r].output, result, rows.extent[r],
-                                                        lane);
+      Chunk<16> result[kVectors];
+      scores[r].normalize(result, factor);
+      if constexpr (kDropout) {
+        if (rows.number(r) == 0 && lane == 0) store_random_state(arguments);
+        store_with_dropout<kElement, kLanes>(result, factor != factor, arguments, rows.place[r].output, rows.number(r),
+                                             0, rows.extent[r], lane);
+      } else {
+        store_vectors<kLanes, kWhole, kBytesOf<kElement>>(y, result, rows.extent[r], lane);
+      }
     }
   }
 }
