@@ -33,9 +33,19 @@ class ArchList:
     ptx: tuple[str, ...]
 
     def flags(self) -> list[str]:
-        """nvcc's -gencode values, one a cubin and one a PTX."""
-        cubins = [f"arch=compute_{_digits(virtual)},code=sm_{_digits(real)}" for real, virtual in self.cubins]
-        return cubins + [f"arch=compute_{_digits(arch)},code=compute_{_digits(arch)}" for arch in self.ptx]
+        """nvcc's -gencode values, one a cubin and one a PTX.
+
+        Cubins of one major version are made of its oldest virtual architecture: no source of ours asks for a minor, so
+        the machine code is the same, and the longest part of a compilation runs once for all of them.
+        """
+        oldest: dict[str, str] = {}
+        for virtual in sorted({virtual for _, virtual in self.cubins if virtual[-1] not in "af"}, key=_key):
+            oldest.setdefault(virtual.split(".")[0], virtual)
+        flags = []
+        for real, virtual in self.cubins:
+            source = virtual if virtual[-1] in "af" else oldest[virtual.split(".")[0]]
+            flags.append(f"arch=compute_{_digits(source)},code=sm_{_digits(real)}")
+        return flags + [f"arch=compute_{_digits(arch)},code=compute_{_digits(arch)}" for arch in self.ptx]
 
     def __str__(self) -> str:
         ptx = set(self.ptx)

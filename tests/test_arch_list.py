@@ -1,7 +1,10 @@
 """TORCH_CUDA_ARCH_LIST: every spelling that one of torch's parsers takes, and what is refused."""
 
+import re
+
 import pytest
 
+from release import ROOT
 from release.arch_list import ArchListError, Compiler, parse
 
 NVCC_13_0 = Compiler(
@@ -71,6 +74,28 @@ def test_flags():
         "arch=compute_100f,code=sm_100f",
         "arch=compute_90,code=compute_90",
     ]
+
+
+def test_a_major_version_is_compiled_once():
+    assert read("8.6;8.0;8.9+PTX;9.0;9.0a;10.0").flags() == [
+        "arch=compute_80,code=sm_80",
+        "arch=compute_80,code=sm_86",
+        "arch=compute_80,code=sm_89",
+        "arch=compute_90,code=sm_90",
+        "arch=compute_90a,code=sm_90a",
+        "arch=compute_100,code=sm_100",
+        "arch=compute_89,code=compute_89",
+    ]
+
+
+def test_no_source_asks_for_a_minor_version():
+    asked = [
+        int(number)
+        for path in (ROOT / "src").rglob("*.cu*")
+        for number in re.findall(r"__CUDA_ARCH__\s*[<>=!]+\s*(\d+)", path.read_text())
+    ]
+    assert asked
+    assert all(number % 100 == 0 for number in asked), asked
 
 
 def test_text_says_what_is_built():
