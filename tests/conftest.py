@@ -57,6 +57,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Of long texts their length: a test's name is in the environment of each process that it starts, which has bounds."""
+    return f"{argname}-of-{len(val)}" if isinstance(val, str | bytes) and len(val) > 200 else None
+
+
 @pytest.fixture
 def cuda() -> str:
     """For tests of what only a CUDA device has."""
