@@ -58,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Of long texts their length: a test's name is in the environment of each process that it starts, which has bounds."""
+    """Of long texts their length: processes that a test starts have its name in their environment, which has bounds."""
     return f"{argname}-of-{len(val)}" if isinstance(val, str | bytes) and len(val) > 200 else None
 
 
