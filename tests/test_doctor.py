@@ -554,9 +554,10 @@ def test_a_bug_report_keeps_secrets(case: Case, monkeypatch: pytest.MonkeyPatch,
         assert "with uv" not in text
 
 
-def test_text_that_would_write_to_the_terminal(case: Case) -> None:
+def test_text_that_would_write_to_the_terminal(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of variables, programs and file names; JSON keeps it as it is."""
     odd = "\x1b]0;owned\x07\x1b[2J\u202e\udcff"
+    monkeypatch.setenv("PYTHONPATH", odd)
     torch = dataclasses.replace(TORCH, folder=Path(f"/site{odd}/torch"))
     found = case.facts(torch=torch, visible=odd, driver=with_gpus(everything=(H200,), smi="garbage", smi_says=odd))
     judgement = judge(found)

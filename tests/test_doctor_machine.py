@@ -158,6 +158,11 @@ def test_nvidia_smi(tmp_path: Path) -> None:
             "version mismatch",
         ),
         ("kill -9 $$", "failed", "killed by signal 9"),
+        ("yes", "failed", "it printed more than 16 MB"),
+        ("yes >&2", "failed", "it printed more than 16 MB"),
+        ("echo '²,a,b,9.0,580.65'", "garbage", "²"),
+        ("echo '0,a,b,٩.0,580.65'", "garbage", "a,b"),
+        ("echo 99999999999999999999,a,b,9.0,580.65", "garbage", "99999"),
     ],
 )
 def test_an_nvidia_smi_that_says_something_else(script: str, state: str, says: str, tmp_path: Path) -> None:

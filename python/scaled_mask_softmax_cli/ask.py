@@ -1,4 +1,4 @@
-"""Asks other programs, and never waits for one that hangs."""
+"""Asks other programs; never waits for one that hangs, nor listens to one that does not stop talking."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import IO
+
+# Far above what any program that is asked has to say.
+_MOST = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,26 @@ class Answer:
         """The last line that the program said."""
         lines = (self.error.strip() or self.output.strip()).splitlines()
         return lines[-1].strip() if lines else ""
+
+
+class _Listener(threading.Thread):
+    """Keeps what a pipe brings, and ends its program where that is too much."""
+
+    def __init__(self, process: subprocess.Popen[bytes], pipe: IO[bytes]) -> None:
+        super().__init__(daemon=True)
+        self.process, self.pipe, self.data = process, pipe, bytearray()
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # closed by whoever waits no longer
+            while chunk := os.read(self.pipe.fileno(), 1 << 16):
+                self.data += chunk
+                if len(self.data) > _MOST:
+                    return _kill(self.process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def ask(command: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None) -> Answer:
@@ -38,18 +64,32 @@ def ask(command: Sequence[str], seconds: float, environment: Mapping[str, str] |
         )
     except OSError as error:
         return Answer("absent", error=str(error))
+    assert process.stdout is not None
+    assert process.stderr is not None
+    listeners = [_Listener(process, pipe) for pipe in (process.stdout, process.stderr)]
+    end = time.monotonic() + seconds
+    for listener in listeners:
+        listener.start()
     try:
-        output, errors = process.communicate(timeout=seconds)
+        for listener in listeners:
+            listener.join(max(0.0, end - time.monotonic()))
+        process.wait(max(0.0, end - time.monotonic()))
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=1)
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
+        pass
+    finally:
+        running = process.returncode is None or any(listener.is_alive() for listener in listeners)
+        if running:
+            _kill(process)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=1)
+        # A listener that is alive still ends with what it is reading: its pipe has no number any more.
+        for listener in listeners:
+            listener.pipe.close()
+    if any(len(listener.data) > _MOST for listener in listeners):
+        return Answer("failed", error=f"it printed more than {_MOST >> 20} MB")
+    if running:
         return Answer("hangs")
-    texts = [data.decode("utf-8", "replace") for data in (output, errors)]
+    texts = [listener.data.decode("utf-8", "replace") for listener in listeners]
     if process.returncode == 0:
         return Answer("ok", *texts)
     if process.returncode < 0:

@@ -137,10 +137,13 @@ def rows(found: Facts, judgement: Judgement) -> Iterator[tuple[str, str]]:
     yield from _verdict_rows(judgement)
 
 
+def _visible(text: str) -> str:
+    """A line, with what would move the cursor, or is in no encoding, as an escape."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def _line(what: str, text: str) -> str:
-    """A row; what would move the cursor, or is in no encoding, as an escape."""
-    letters = (letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-    return f"{what:<10} {''.join(letters)}\n"
+    return f"{what:<10} {_visible(text)}\n"
 
 
 def table(found: Facts, judgement: Judgement) -> str:
@@ -188,7 +191,7 @@ def _distribution_lines() -> list[str]:
 def bug_report(found: Facts, judgement: Judgement) -> str:
     """Everything, as a block to paste: without passwords in addresses, and with ~ for the home."""
     variables = [
-        f"{name}={'***' if _SECRET.search(name) else value}"
+        _visible(f"{name}={'***' if _SECRET.search(name) else value}")
         for name, value in sorted(os.environ.items())
         if name.startswith(_VARIABLES)
     ]

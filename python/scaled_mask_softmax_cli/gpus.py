@@ -19,6 +19,10 @@ WSL_DRIVER = "/usr/lib/wsl/lib/libcuda.so.1"
 # On a machine of eight GPUs without the persistence daemon each takes many seconds.
 DRIVER_SECONDS, SMI_SECONDS = 45.0, 30.0
 
+_CAPABILITY = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+# Of a driver: "580.65.06".
+_VERSION = re.compile(r"\b[0-9]{3,6}(?:\.[0-9]{1,6}){1,2}\b")
+
 # The driver's own interface, which creates no context by these calls. Attributes 75 and 76 are the compute capability.
 _ASK_DRIVER = """
 import ctypes, json, sys
@@ -139,8 +143,8 @@ def _driver_version(root: Path) -> str | None:
             text = (root / name).read_text("utf-8", "replace")
         except OSError:
             continue
-        if match := re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", text):
-            return match[1]
+        if match := _VERSION.search(text):
+            return match[0]
     return None
 
 
@@ -179,10 +183,10 @@ def _smi(environment: Mapping[str, str], wsl: bool, seconds: float) -> tuple[Ans
     if answer.state == "ok":
         for line in answer.output.splitlines():
             parts = [part.strip() for part in line.split(",")]
-            if len(parts) != 5 or not parts[0].isdigit() or not re.fullmatch(r"\d+\.\d+", parts[3]):
+            if len(parts) != 5 or not re.fullmatch("[0-9]{1,4}", parts[0]) or not _CAPABILITY.fullmatch(parts[3]):
                 return Answer("garbage", answer.output, answer.error), [], None
             found.append(Gpu(int(parts[0]), parts[1], parts[3], parts[2]))
-            version = parts[4] if re.fullmatch(r"[\d.]+", parts[4]) else version
+            version = parts[4] if _VERSION.fullmatch(parts[4]) else version
         if not found:
             return Answer("garbage", answer.output, answer.error), [], None
     return answer, found, version
