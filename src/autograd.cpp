@@ -550,7 +550,8 @@ void refuse_derivative(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
     TORCH_CHECK_NOT_IMPLEMENTED(
         !argument.isTensor() || !(needs_grad(argument.toTensor()) || has_tangent(argument.toTensor())),
         "scaled_mask_softmax: ", op.schema().name(), " ", op.schema().overload_name(), " has no derivative; expected "
-        "arguments without gradients. Use scaled_mask_softmax.");
+        "arguments without gradients. Use scaled_mask_softmax, and torch.autograd.grad with create_graph=True in place "
+        "of transforms of torch.func nested over its sink.");
   }
   const at::AutoDispatchBelowAutograd below;
   op.callBoxed(stack);

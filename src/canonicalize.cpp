@@ -139,9 +139,11 @@ void check_mask(const Tensor& x, const Tensor& mask) {
                       mask.size(0) == x.size(1) ? "For a mask per head use mask[None]."
                                                 : "Insert dimensions of size 1 so that it broadcasts to x.");
   }
+  const bool padding = x.dim() == 4 && mask.dim() == 2 && mask.size(0) == x.size(0) && mask.size(1) == x.size(3);
   TORCH_CHECK_VALUE(false, kPrefix, "mask has shape ", mask.sizes(), " for x of shape ", x.sizes(),
-                    "; expected a shape that broadcasts to x without enlarging it. Make each of its trailing "
-                    "dimensions equal to x's or 1.");
+                    "; expected a shape that broadcasts to x without enlarging it. ",
+                    padding ? "For a mask of keys, [B, Sk], use mask[:, None, None, :]."
+                            : "Make each of its trailing dimensions equal to x's or 1.");
 }
 
 // The columns that causal and window leave, clamped so that adding a query index cannot overflow. Saturation is exact:

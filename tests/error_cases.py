@@ -234,6 +234,13 @@ BOTH_FORMS = [
             ((0, 4), (3, 4)),
         )
     ),
+    (
+        "mask of keys without dimensions of size 1",
+        call(zeros(2, 3, 4, 5), zeros(2, 5, dtype=torch.bool)),
+        ValueError,
+        "mask has shape [2, 5] for x of shape [2, 3, 4, 5]; expected a shape that broadcasts to x without enlarging "
+        "it. For a mask of keys, [B, Sk], use mask[:, None, None, :].",
+    ),
     *(
         (
             f"per-sample mask of shape {list(mask)}",
@@ -460,7 +467,7 @@ FUNCTION_CASES = [
             "scale None",
             call(zeros(3, 4), None, None),
             TypeError,
-            "scale is a NoneType; expected a Python number. Use float(scale).",
+            "scale is None; expected a Python number. Use 1.0, or d_k ** -0.5 as attention does.",
         ),
         (
             "mask a list",
@@ -496,7 +503,7 @@ FUNCTION_CASES = [
                 TypeError,
                 f"dropout_p is a {name}; expected a Python number. Use float(dropout_p).",
             )
-            for name, value in (("bool", True), ("str", "0.5"), ("NoneType", None))
+            for name, value in (("bool", True), ("str", "0.5"))
         ),
     ]
 ]

@@ -72,7 +72,7 @@ def test_repr_names_what_is_not_default(module: ScaledMaskSoftmax, text: str) ->
         ("dropout_p", torch.nn.Parameter(torch.tensor(0.1)), TypeError, "dropout_p is a Parameter; expected a Python"),
         ("scale", math.inf, ValueError, "scale is inf; expected a finite number"),
         ("scale", torch.tensor(0.1), TypeError, "scale is a torch.Tensor; expected a Python number"),
-        ("is_causal", 1, TypeError, "is_causal is a int; expected a bool"),
+        ("is_causal", 1, TypeError, "is_causal is an int; expected a bool"),
         ("diagonal", 0.5, TypeError, "diagonal is a float; expected an int"),
         ("diagonal", 2**63, ValueError, f"diagonal is {2**63}; expected an integer of 64 bits"),
         ("window", 0, ValueError, "window is 0; expected at least 1"),

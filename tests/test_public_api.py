@@ -79,20 +79,28 @@ def test_a_scale_may_be_any_number_of_python(device: str, scale: Any) -> None:
 TENSOR = torch.zeros(())
 WRONG_TYPES = [
     ({"x": [1.0]}, "x is a list; expected a torch.Tensor. Use torch.as_tensor(x)."),
-    ({"x": None}, "x is a NoneType; expected a torch.Tensor. Use torch.as_tensor(x)."),
+    ({"x": None}, "x is None; expected a torch.Tensor. Use torch.as_tensor(x)."),
     ({"x": numpy.zeros((2, 3))}, "x is a ndarray; expected a torch.Tensor. Use torch.as_tensor(x)."),
-    ({"mask": False}, "mask is a bool; expected a torch.Tensor or None. Use torch.as_tensor(mask)."),
-    ({"scale": True}, "scale is a bool; expected a Python number. Use float(scale)."),
+    ({"mask": numpy.zeros(3)}, "mask is a ndarray; expected a torch.Tensor or None. Use torch.as_tensor(mask)."),
+    ({"mask": True}, "mask is a bool; expected a torch.Tensor or None. Use scale for a factor, or is_causal."),
+    ({"mask": 0.125}, "mask is a float; expected a torch.Tensor or None. Use scale for a factor, or is_causal."),
+    ({"scale": None}, "scale is None; expected a Python number. Use 1.0, or d_k ** -0.5 as attention does."),
+    ({"scale": True}, "scale is a bool; expected a Python number. Use is_causal for a causal mask."),
     ({"scale": Fraction(1, 2)}, "scale is a Fraction; expected a Python number. Use float(scale)."),
-    ({"is_causal": 1}, "is_causal is a int; expected a bool. Use bool(is_causal)."),
-    ({"is_causal": None}, "is_causal is a NoneType; expected a bool. Use bool(is_causal)."),
+    ({"is_causal": 1}, "is_causal is an int; expected a bool. Use bool(is_causal)."),
+    ({"is_causal": None}, "is_causal is None; expected a bool. Use bool(is_causal)."),
     ({"is_causal": TENSOR}, "is_causal is a torch.Tensor; expected a bool. Use bool(is_causal)."),
-    ({"diagonal": None}, "diagonal is a NoneType; expected an int. Use int(diagonal)."),
+    ({"diagonal": None}, "diagonal is None; expected an int. Use 0."),
     ({"diagonal": TENSOR}, "diagonal is a Tensor; expected an int. Use int(diagonal)."),
     ({"window": 2.0}, "window is a float; expected an int. Use int(window)."),
+    (
+        {"window": (4, 0)},
+        "window is a tuple; expected an int. Use is_causal=True, diagonal=right and window=left + right + 1 for (left, "
+        "right).",
+    ),
     ({"key_lengths": [1]}, "key_lengths is a list; expected a torch.Tensor or None. Use torch.as_tensor(key_lengths)."),
     ({"sink": 0.0}, "sink is a float; expected a torch.Tensor or None. Use torch.as_tensor(sink)."),
-    ({"dropout_p": None}, "dropout_p is a NoneType; expected a Python number. Use float(dropout_p)."),
+    ({"dropout_p": None}, "dropout_p is None; expected a Python number. Use 0 for no dropout."),
 ]
 
 

@@ -203,9 +203,20 @@ def _check_mask(x: torch.Tensor, mask: torch.Tensor) -> None:
             f"{_PREFIX}mask has shape {_shape(mask)} for x of shape {_shape(x)}; a 3-D mask for 4-D x is per sample, "
             f"expected [{x.shape[0]} or 1, {x.shape[2]} or 1, {x.shape[3]} or 1]. {hint}"
         )
+    padding = (
+        x.dim() == 4
+        and mask.dim() == 2
+        and _holds(mask.shape[0] == x.shape[0], False)
+        and _holds(mask.shape[1] == x.shape[3], False)
+    )
+    hint = (
+        "For a mask of keys, [B, Sk], use mask[:, None, None, :]."
+        if padding
+        else "Make each of its trailing dimensions equal to x's or 1."
+    )
     raise ValueError(
         f"{_PREFIX}mask has shape {_shape(mask)} for x of shape {_shape(x)}; expected a shape that broadcasts to x "
-        "without enlarging it. Make each of its trailing dimensions equal to x's or 1."
+        f"without enlarging it. {hint}"
     )
 
 

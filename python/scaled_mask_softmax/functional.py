@@ -50,16 +50,22 @@ def _is_tensor(value: object) -> bool:
 _PREFIX = "scaled_mask_softmax: "
 
 
+def _kind(value: object) -> str:
+    """Such as `None`, `a str` or `an int`."""
+    name = "None" if value is None else type(value).__name__
+    return name if value is None else f"{'an' if name[0] in 'aeio' else 'a'} {name}"
+
+
 def _check_tensor_types(x: object, **optional: object) -> None:
     """Raise for what the operator's own parser would reject less clearly."""
     if not _is_tensor(x):
-        raise TypeError(f"{_PREFIX}x is a {type(x).__name__}; expected a torch.Tensor. Use torch.as_tensor(x).")
+        raise TypeError(f"{_PREFIX}x is {_kind(x)}; expected a torch.Tensor. Use torch.as_tensor(x).")
     for name, tensor in optional.items():
         if tensor is not None and not _is_tensor(tensor):
-            raise TypeError(
-                f"{_PREFIX}{name} is a {type(tensor).__name__}; expected a torch.Tensor or None. Use "
-                f"torch.as_tensor({name})."
-            )
+            # Where others take the scale or is_causal second; as a tensor it would be a mask, which changes nothing.
+            misplaced = name == "mask" and isinstance(tensor, (bool, int, float))
+            use = "scale for a factor, or is_causal" if misplaced else f"torch.as_tensor({name})"
+            raise TypeError(f"{_PREFIX}{name} is {_kind(tensor)}; expected a torch.Tensor or None. Use {use}.")
 
 
 def check_option_types(
@@ -71,7 +77,10 @@ def check_option_types(
     if isinstance(scale, bool) or not (
         isinstance(scale, (int, float, torch.SymFloat, torch.SymInt)) or _is_tensor(scale)
     ):
-        raise TypeError(f"{_PREFIX}scale is a {type(scale).__name__}; expected a Python number. Use float(scale).")
+        use = "is_causal for a causal mask" if isinstance(scale, bool) else "float(scale)"
+        if scale is None:
+            use = "1.0, or d_k ** -0.5 as attention does"
+        raise TypeError(f"{_PREFIX}scale is {_kind(scale)}; expected a Python number. Use {use}.")
     if isinstance(scale, int) and abs(scale) > sys.float_info.max:
         raise ValueError(
             f"{_PREFIX}scale is an integer of {scale.bit_length()} bits; expected a number in float's range. "
@@ -79,21 +88,24 @@ def check_option_types(
         )
     if not isinstance(is_causal, (bool, torch.SymBool)):
         # With its module, as NumPy has a bool too.
-        name = f"{type(is_causal).__module__}.{type(is_causal).__qualname__}".removeprefix("builtins.")
-        raise TypeError(f"{_PREFIX}is_causal is a {name}; expected a bool. Use bool(is_causal).")
+        module = type(is_causal).__module__
+        kind = _kind(is_causal) if module == "builtins" else f"a {module}.{type(is_causal).__qualname__}"
+        raise TypeError(f"{_PREFIX}is_causal is {kind}; expected a bool. Use bool(is_causal).")
     for name, number in (("diagonal", diagonal), ("window", window)):
         if name == "window" and number is None:
             continue
         # True as a window would be one of a single column.
         refused = isinstance(number, (torch.Tensor, bool))
         if refused or not (isinstance(number, (int, torch.SymInt)) or _is_tensor(number)):
-            raise TypeError(f"{_PREFIX}{name} is a {type(number).__name__}; expected an int. Use int({name}).")
+            use = f"int({name})" if number is not None else "0"
+            if isinstance(number, (tuple, list)):
+                use = "is_causal=True, diagonal=right and window=left + right + 1 for (left, right)"
+            raise TypeError(f"{_PREFIX}{name} is {_kind(number)}; expected an int. Use {use}.")
         if isinstance(number, int) and not -_INT64_LIMIT <= number < _INT64_LIMIT:
             raise ValueError(f"{_PREFIX}{name} is {number}; expected an integer of 64 bits. Use one within x's shape.")
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float, torch.SymFloat)):
-        raise TypeError(
-            f"{_PREFIX}dropout_p is a {type(dropout_p).__name__}; expected a Python number. Use float(dropout_p)."
-        )
+        use = "float(dropout_p)" if dropout_p is not None else "0 for no dropout"
+        raise TypeError(f"{_PREFIX}dropout_p is {_kind(dropout_p)}; expected a Python number. Use {use}.")
     if isinstance(dropout_p, int) and not 0 <= dropout_p <= 1:  # one that no float holds would not reach the operator
         raise ValueError(
             f"{_PREFIX}dropout_p is {dropout_p}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no dropout."
