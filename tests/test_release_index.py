@@ -376,6 +376,23 @@ def test_absolute_links(tmp_path):
     assert len(links(site / "whl/cu130/torch2.14/scaled-mask-softmax/index.html")) == 2
 
 
+def test_plain_files_that_lie_elsewhere(tmp_path):
+    """As a release publishes them: on the index their addresses, and nothing else of them."""
+    site, assets, base = tmp_path / "site", tmp_path / "assets", "https://files.example/v1.0.0/"
+    plain, source = make_wheel(tmp_path, label=""), tiny_wheels.source(tmp_path)
+    with index.update(site) as found:
+        for path in (make_wheel(tmp_path), plain, source):
+            found.add(path, base_url=base, assets=assets)
+    assert {path.name for path in assets.glob("*1.0.0[-.]*")} == {plain.name, f"{plain.name}.metadata", source.name}
+    (link,) = links(site / "plain/scaled-mask-softmax/index.html")
+    assert link["href"].startswith(f"{base}{plain.name}#sha256=")
+    hrefs = [link["href"] for link in links(site / "index.html")]
+    assert {f"{base}{source.name}", f"{base}{plain.name}", f"{base}{plain.name}.metadata"} <= set(hrefs)
+    read = channels.read(channels.Source(str(site)))
+    assert [wheel.address for wheel in read["plain"]] == [f"{base}{plain.name}", f"{base}{source.name}"]
+    assert not [*site.rglob("*.whl"), *site.rglob("*.tar.gz")]
+
+
 def test_what_a_release_must_hold(tmp_path):
     wheel = make_wheel(tmp_path)
     other = wheel.name.replace("py3-none-any", "cp311-cp311-linux_x86_64")
