@@ -275,9 +275,6 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "cpu bfloat16": lambda results: beside_softmax(results, "bfloat16"),
     "cpu bars": bars,
     "cpu-2 fused": lambda results: times(results, _fused),
-    "cpu-2 float32": lambda results: beside_softmax(results, "float32"),
-    "cpu-2 bfloat16": lambda results: beside_softmax(results, "bfloat16"),
-    "cpu-2 bars": bars,
 }
 BLOCK = re.compile(r"<!-- bench: (?P<name>.+?) -->\n.*?<!-- end of bench -->", re.DOTALL)
 
