@@ -72,7 +72,13 @@ def test_doctor_of_a_build_that_fits(tmp_path: Path) -> None:
             "the torch version, the CUDA major version",
             f'--index-url {CHANNELS}/cu126/torch2.13/ "scaled-mask-softmax==1.0.0+cu126torch2.13"',
         ),
-        ("2.14.1+rocm6.4", None, "6.4", "the torch version, the CUDA major version", '"scaled-mask-softmax==1.0.0"'),
+        (
+            "2.14.1+rocm6.4",
+            None,
+            "6.4",
+            "the torch version, the CUDA major version",
+            f'--index-url {stand_in.INDEX}/plain/ "scaled-mask-softmax==1.0.0"',
+        ),
     ],
 )
 def test_doctor_of_a_build_that_does_not_fit(

@@ -1050,12 +1050,14 @@ def test_states_of_another_kind_are_refused(device: str) -> None:
 def test_graph_replays_draw_anew(cuda: str, columns: int) -> None:
     """Each replay another pattern, the one that an eager call of the same state draws, forward and backward."""
     x, grad = normal((4, 5, columns), torch.float32, cuda), normal((4, 5, columns), torch.float32, cuda, 2)
-    leaf = x.requires_grad_()
+    # A leaf for each stream: torch warns where a gradient meets the stream of an earlier graph, which may outlive it.
+    leaf = x.detach().requires_grad_()
     warm = torch.cuda.Stream()
     warm.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(warm):
         torch.autograd.grad(sms.scaled_mask_softmax(leaf, dropout_p=0.5), leaf, grad)
     torch.cuda.current_stream().wait_stream(warm)
+    leaf = x.detach().requires_grad_()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = sms.scaled_mask_softmax(leaf, dropout_p=0.5)
@@ -1068,7 +1070,7 @@ def test_graph_replays_draw_anew(cuda: str, columns: int) -> None:
         torch.cuda.synchronize()
         patterns += [(y.detach().clone(), dx.clone()), (second.clone(), None)]
     torch.manual_seed(9)
-    leaf = x.detach().requires_grad_()  # the graph's own keeps the stream of its capture
+    leaf = x.detach().requires_grad_()
     for replayed, replayed_dx in patterns:
         eager = sms.scaled_mask_softmax(leaf, dropout_p=0.5)
         assert same_bits(replayed, eager)
