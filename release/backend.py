@@ -5,6 +5,14 @@ Without this the refusal would come after pip has fetched CMake and Ninja.
 
 from __future__ import annotations
 
+try:
+    import scikit_build_core  # noqa: F401
+except ModuleNotFoundError:
+    raise SystemExit(
+        "scaled-mask-softmax: this environment lacks scikit-build-core; expected the tools of the build, as build "
+        "isolation is off. Run pip install scikit-build-core pybind11 cmake ninja, or leave out --no-build-isolation."
+    ) from None
+
 from scikit_build_core.build import build_editable as _build_editable
 from scikit_build_core.build import (
     build_sdist,

@@ -25,8 +25,8 @@ TORCH_VARIABLE = "SCALED_MASK_SOFTMAX_TORCH"
 NO_TORCH = f"""\
 scaled-mask-softmax is built against an installed torch, and this build sees none. Any of these helps:
   - install torch first, then repeat: pip finds it in the environment that it installs into
-  - pip install --no-build-isolation . (needs scikit-build-core and pybind11 installed; with uv the only way, beside
-    the next)
+  - pip install --no-build-isolation . (first pip install scikit-build-core pybind11 cmake ninja; with uv the only way,
+    beside the next)
   - set {TORCH_VARIABLE} to a torch folder, such as /path/to/site-packages/torch
   - make wheel, which fetches a matching torch and builds against it
   - a wheel without native kernels: SCALED_MASK_SOFTMAX_PLAIN=1 pip install ."""

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import subprocess
+import sys
 import time
 import venv
 from pathlib import Path
@@ -112,6 +113,19 @@ def test_plain_metadata(provider, monkeypatch):
     made = provider()
     made.build_state("wheel")
     assert made.dynamic_metadata({}, {}) == {"version": matrix.load().version, "dependencies": []}
+
+
+def test_without_build_tools_the_backend_names_them():
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "from release import backend"],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "Run pip install scikit-build-core pybind11 cmake ninja" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.fixture(scope="module")
