@@ -9,7 +9,7 @@ import math
 
 import torch
 
-_PREFIX = "scaled_mask_softmax: "
+PREFIX = "scaled_mask_softmax: "
 _SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 _SUPPORTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -50,25 +50,25 @@ def _holds(condition: bool | torch.SymBool, undecided: bool) -> bool:
 def _check_layout(tensor: torch.Tensor, name: str) -> None:
     if tensor.is_nested:
         raise ValueError(
-            f"{_PREFIX}{name} is a nested tensor; expected a dense (strided) tensor. Use "
+            f"{PREFIX}{name} is a nested tensor; expected a dense (strided) tensor. Use "
             "torch.nested.to_padded_tensor, and a mask that is True at the padding."
         )
     if tensor.layout != torch.strided:
         raise ValueError(
-            f"{_PREFIX}{name} has layout {tensor.layout}; expected a dense (strided) tensor. Use {name}.to_dense()."
+            f"{PREFIX}{name} has layout {tensor.layout}; expected a dense (strided) tensor. Use {name}.to_dense()."
         )
 
 
 def _check_element(x: torch.Tensor, name: str) -> None:
     if x.dtype not in _SUPPORTED:
         raise TypeError(
-            f"{_PREFIX}{name} has dtype {x.dtype}; expected torch.float16, torch.bfloat16, torch.float32 or "
+            f"{PREFIX}{name} has dtype {x.dtype}; expected torch.float16, torch.bfloat16, torch.float32 or "
             f"torch.float64. Convert it, for example with {name}.float()."
         )
     _check_layout(x, name)
     if x.dim() == 0:
         raise ValueError(
-            f"{_PREFIX}{name} has shape [] (rank 0); expected at least one dimension, [..., Sq, Sk]. "
+            f"{PREFIX}{name} has shape [] (rank 0); expected at least one dimension, [..., Sq, Sk]. "
             f"Use {name}.unsqueeze(0) for a row of one score."
         )
 
@@ -79,17 +79,17 @@ def _check_vector(
     """An operand with one element for each index of x's dimension `dim`."""
     if vector.device != x.device:
         raise ValueError(
-            f"{_PREFIX}{name} is on {vector.device}; expected {x.device}, the device of {x_name}. "
+            f"{PREFIX}{name} is on {vector.device}; expected {x.device}, the device of {x_name}. "
             f"Use {name}.to({x_name}.device)."
         )
     _check_layout(vector, name)
     if x.dim() < 3:
         raise ValueError(
-            f"{_PREFIX}{name} is given for {x_name} of shape {_shape(x)}; expected {x_shape}. Use {x_name}[None]."
+            f"{PREFIX}{name} is given for {x_name} of shape {_shape(x)}; expected {x_shape}. Use {x_name}[None]."
         )
     if vector.dim() != 1 or not _holds(vector.shape[0] == x.shape[dim], True):
         raise ValueError(
-            f"{_PREFIX}{name} has shape {_shape(vector)} for {x_name} of shape {_shape(x)}; "
+            f"{PREFIX}{name} has shape {_shape(vector)} for {x_name} of shape {_shape(x)}; "
             f"expected [{x.shape[dim]}], {role}."
         )
 
@@ -97,7 +97,7 @@ def _check_vector(
 def _check_key_lengths(x: torch.Tensor, name: str, key_lengths: torch.Tensor) -> None:
     if key_lengths.dtype not in (torch.int32, torch.int64):
         raise TypeError(
-            f"{_PREFIX}key_lengths has dtype {key_lengths.dtype}; expected torch.int32 or torch.int64. "
+            f"{PREFIX}key_lengths has dtype {key_lengths.dtype}; expected torch.int32 or torch.int64. "
             "Use key_lengths.long()."
         )
     _check_vector(
@@ -115,7 +115,7 @@ def _check_sink(x: torch.Tensor, sink: torch.Tensor) -> None:
     half = x.dtype in _SIXTEEN_BIT
     if not (sink.dtype == x.dtype or (half and sink.dtype == torch.float32)):
         raise TypeError(
-            f"{_PREFIX}sink has dtype {sink.dtype} for x of dtype {x.dtype}; expected {x.dtype}"
+            f"{PREFIX}sink has dtype {sink.dtype} for x of dtype {x.dtype}; expected {x.dtype}"
             f"{' or torch.float32' if half else ''}. Use sink.to(x.dtype)."
         )
     _check_vector(
@@ -133,7 +133,7 @@ def check_scale(scale: float) -> None:
     """Raise ValueError unless the argument is finite."""
     if not isinstance(scale, torch.SymFloat) and not math.isfinite(scale):
         raise ValueError(
-            f"{_PREFIX}scale is {number(scale)}; expected a finite number. Check how it is computed, for example "
+            f"{PREFIX}scale is {number(scale)}; expected a finite number. Check how it is computed, for example "
             "d_k ** -0.5."
         )
 
@@ -142,7 +142,7 @@ def check_window(window: int | None) -> None:
     """Raise ValueError unless the argument is None or a number of columns."""
     if window is not None and not _holds(window >= 1, True):
         raise ValueError(
-            f"{_PREFIX}window is {window}; expected at least 1, the number of columns from the diagonal back, that one "
+            f"{PREFIX}window is {window}; expected at least 1, the number of columns from the diagonal back, that one "
             "included. Use window=None for no window."
         )
 
@@ -154,7 +154,7 @@ def _check_options(
     # A symbolic scale has no value yet: the kernel that finally runs checks it.
     if not isinstance(scale, torch.SymFloat) and x.dtype != torch.float64 and abs(scale) > _FLOAT32_MAX:
         raise ValueError(
-            f"{_PREFIX}scale is {number(scale)}; expected a number in the range of float32, in which scores of dtype "
+            f"{PREFIX}scale is {number(scale)}; expected a number in the range of float32, in which scores of dtype "
             f"{x.dtype} are computed. Use float64 scores or a smaller scale."
         )
     check_window(window)
@@ -175,20 +175,20 @@ def _broadcasts(x: torch.Tensor, mask: torch.Tensor) -> bool:
 def _check_mask(x: torch.Tensor, mask: torch.Tensor) -> None:
     if mask.device != x.device:
         raise ValueError(
-            f"{_PREFIX}mask is on {mask.device}; expected {x.device}, the device of x. Use mask.to(x.device)."
+            f"{PREFIX}mask is on {mask.device}; expected {x.device}, the device of x. Use mask.to(x.device)."
         )
     half = x.dtype in _SIXTEEN_BIT
     if not (mask.dtype in (torch.bool, x.dtype) or (half and mask.dtype == torch.float32)):
         integral = not (mask.dtype.is_floating_point or mask.dtype.is_complex)
         raise TypeError(
-            f"{_PREFIX}mask has dtype {mask.dtype} for x of dtype {x.dtype}; expected torch.bool (True = masked out) "
+            f"{PREFIX}mask has dtype {mask.dtype} for x of dtype {x.dtype}; expected torch.bool (True = masked out) "
             f"or {x.dtype}{' or torch.float32' if half else ''}"
             f"{'. Use mask.bool() if nonzero means masked out.' if integral else '. Use mask.to(x.dtype).'}"
         )
     _check_layout(mask, "mask")
     if _holds(mask.numel() == 0, False) and _holds(x.numel() != 0, False):
         raise ValueError(
-            f"{_PREFIX}mask has shape {_shape(mask)} (no elements) for x of shape {_shape(x)}; expected a shape that "
+            f"{PREFIX}mask has shape {_shape(mask)} (no elements) for x of shape {_shape(x)}; expected a shape that "
             "broadcasts to x. Use mask=None for no mask."
         )
     if _broadcasts(x, mask):
@@ -200,7 +200,7 @@ def _check_mask(x: torch.Tensor, mask: torch.Tensor) -> None:
             else "Insert dimensions of size 1 so that it broadcasts to x."
         )
         raise ValueError(
-            f"{_PREFIX}mask has shape {_shape(mask)} for x of shape {_shape(x)}; a 3-D mask for 4-D x is per sample, "
+            f"{PREFIX}mask has shape {_shape(mask)} for x of shape {_shape(x)}; a 3-D mask for 4-D x is per sample, "
             f"expected [{x.shape[0]} or 1, {x.shape[2]} or 1, {x.shape[3]} or 1]. {hint}"
         )
     padding = (
@@ -215,7 +215,7 @@ def _check_mask(x: torch.Tensor, mask: torch.Tensor) -> None:
         else "Make each of its trailing dimensions equal to x's or 1."
     )
     raise ValueError(
-        f"{_PREFIX}mask has shape {_shape(mask)} for x of shape {_shape(x)}; expected a shape that broadcasts to x "
+        f"{PREFIX}mask has shape {_shape(mask)} for x of shape {_shape(x)}; expected a shape that broadcasts to x "
         f"without enlarging it. {hint}"
     )
 
@@ -242,7 +242,7 @@ def check_dropout(dropout_p: float) -> None:
     # A symbolic one has no value yet: the kernel that finally runs checks it.
     if not isinstance(dropout_p, torch.SymFloat) and not 0.0 <= dropout_p <= 1.0:
         raise ValueError(
-            f"{_PREFIX}dropout_p is {number(dropout_p)}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no "
+            f"{PREFIX}dropout_p is {number(dropout_p)}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no "
             "dropout."
         )
 
@@ -251,7 +251,7 @@ def check_in_place_dropout(dropout_p: float, *tensors: torch.Tensor | None) -> N
     """Raise NotImplementedError where the in-place form with dropout would need a gradient."""
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
         raise NotImplementedError(
-            f"{_PREFIX}dropout_p is {number(dropout_p)} for scaled_mask_softmax_ where a gradient is needed; expected "
+            f"{PREFIX}dropout_p is {number(dropout_p)} for scaled_mask_softmax_ where a gradient is needed; expected "
             "0, as the gradient needs the probabilities before dropout. Use scaled_mask_softmax."
         )
 
@@ -260,7 +260,7 @@ def check_keep(x: torch.Tensor, keep: torch.Tensor) -> None:
     """Raise ValueError unless `keep` says of each cell of x whether dropout keeps it."""
     if keep.device != x.device or keep.dtype != torch.bool or keep.shape != x.shape:
         raise ValueError(
-            f"{_PREFIX}keep has shape {_shape(keep)} and dtype {keep.dtype} on {keep.device}; expected what "
+            f"{PREFIX}keep has shape {_shape(keep)} and dtype {keep.dtype} on {keep.device}; expected what "
             "dropout_keep returns for x."
         )
 
@@ -269,7 +269,7 @@ def check_random_state(x: torch.Tensor, state: torch.Tensor) -> None:
     """Raise ValueError unless `state` is a seed and an offset beside x."""
     if state.device != x.device or state.dtype != torch.int64 or list(state.shape) != [2] or state.stride(0) != 1:
         raise ValueError(
-            f"{_PREFIX}state has shape {_shape(state)} and dtype {state.dtype} on {state.device}; expected what "
+            f"{PREFIX}state has shape {_shape(state)} and dtype {state.dtype} on {state.device}; expected what "
             "scaled_mask_softmax.dropout_with_y returns."
         )
 
@@ -298,7 +298,7 @@ def check_in_place(
         return
     if _may_overlap_itself(x):
         raise ValueError(
-            f"{_PREFIX}x has shape {_shape(x)} and strides {list(x.stride())}, so elements may share memory; expected "
+            f"{PREFIX}x has shape {_shape(x)} and strides {list(x.stride())}, so elements may share memory; expected "
             "separate memory for each, as scaled_mask_softmax_ overwrites x. Use x.contiguous() or "
             "scaled_mask_softmax."
         )
@@ -309,7 +309,7 @@ def check_in_place(
         begin, end = _storage_bytes(other)
         if begin < x_end and x_begin < end:
             raise ValueError(
-                f"{_PREFIX}{name} may share memory with x; expected separate memory, as scaled_mask_softmax_ "
+                f"{PREFIX}{name} may share memory with x; expected separate memory, as scaled_mask_softmax_ "
                 f"overwrites x. Use {name}.clone() or scaled_mask_softmax."
             )
 
@@ -322,15 +322,15 @@ def check_backward(
     _check_options(y, "y", scale, window, key_lengths)
     if grad.device != y.device:
         raise ValueError(
-            f"{_PREFIX}grad is on {grad.device}; expected {y.device}, the device of y. Use grad.to(y.device)."
+            f"{PREFIX}grad is on {grad.device}; expected {y.device}, the device of y. Use grad.to(y.device)."
         )
     _check_layout(grad, "grad")
     if grad.dtype != y.dtype:
         raise TypeError(
-            f"{_PREFIX}grad has dtype {grad.dtype}; expected {y.dtype}, the dtype of y. Use grad.to(y.dtype)."
+            f"{PREFIX}grad has dtype {grad.dtype}; expected {y.dtype}, the dtype of y. Use grad.to(y.dtype)."
         )
     if grad.shape != y.shape:
         raise ValueError(
-            f"{_PREFIX}grad has shape {_shape(grad)}; expected {_shape(y)}, the shape of y. Use grad.expand_as(y) if "
+            f"{PREFIX}grad has shape {_shape(grad)}; expected {_shape(y)}, the shape of y. Use grad.expand_as(y) if "
             "it broadcasts."
         )

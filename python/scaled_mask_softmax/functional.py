@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import _build, _checks, _composite
+from ._checks import PREFIX
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -47,9 +48,6 @@ def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) or hasattr(type(value), "__torch_function__")
 
 
-_PREFIX = "scaled_mask_softmax: "
-
-
 def _kind(value: object) -> str:
     """Such as `None`, `a str` or `an int`."""
     name = "None" if value is None else type(value).__name__
@@ -59,13 +57,13 @@ def _kind(value: object) -> str:
 def _check_tensor_types(x: object, **optional: object) -> None:
     """Raise for what the operator's own parser would reject less clearly."""
     if not _is_tensor(x):
-        raise TypeError(f"{_PREFIX}x is {_kind(x)}; expected a torch.Tensor. Use torch.as_tensor(x).")
+        raise TypeError(f"{PREFIX}x is {_kind(x)}; expected a torch.Tensor. Use torch.as_tensor(x).")
     for name, tensor in optional.items():
         if tensor is not None and not _is_tensor(tensor):
             # Where others take the scale or is_causal second; as a tensor it would be a mask, which changes nothing.
             misplaced = name == "mask" and isinstance(tensor, (bool, int, float))
             use = "scale for a factor, or is_causal" if misplaced else f"torch.as_tensor({name})"
-            raise TypeError(f"{_PREFIX}{name} is {_kind(tensor)}; expected a torch.Tensor or None. Use {use}.")
+            raise TypeError(f"{PREFIX}{name} is {_kind(tensor)}; expected a torch.Tensor or None. Use {use}.")
 
 
 def check_option_types(
@@ -73,24 +71,24 @@ def check_option_types(
 ) -> None:
     """Raise for what the operator's own parser would convert, or reject less clearly."""
     if isinstance(scale, torch.Tensor):
-        raise TypeError(f"{_PREFIX}scale is a torch.Tensor; expected a Python number. Use scale.item(), or scale x.")
+        raise TypeError(f"{PREFIX}scale is a torch.Tensor; expected a Python number. Use scale.item(), or scale x.")
     if isinstance(scale, bool) or not (
         isinstance(scale, (int, float, torch.SymFloat, torch.SymInt)) or _is_tensor(scale)
     ):
         use = "is_causal for a causal mask" if isinstance(scale, bool) else "float(scale)"
         if scale is None:
             use = "1.0, or d_k ** -0.5 as attention does"
-        raise TypeError(f"{_PREFIX}scale is {_kind(scale)}; expected a Python number. Use {use}.")
+        raise TypeError(f"{PREFIX}scale is {_kind(scale)}; expected a Python number. Use {use}.")
     if isinstance(scale, int) and abs(scale) > sys.float_info.max:
         raise ValueError(
-            f"{_PREFIX}scale is an integer of {scale.bit_length()} bits; expected a number in float's range. "
+            f"{PREFIX}scale is an integer of {scale.bit_length()} bits; expected a number in float's range. "
             "Check how it is computed, for example d_k ** -0.5."
         )
     if not isinstance(is_causal, (bool, torch.SymBool)):
         # With its module, as NumPy has a bool too.
         module = type(is_causal).__module__
         kind = _kind(is_causal) if module == "builtins" else f"a {module}.{type(is_causal).__qualname__}"
-        raise TypeError(f"{_PREFIX}is_causal is {kind}; expected a bool. Use bool(is_causal).")
+        raise TypeError(f"{PREFIX}is_causal is {kind}; expected a bool. Use bool(is_causal).")
     for name, number in (("diagonal", diagonal), ("window", window)):
         if name == "window" and number is None:
             continue
@@ -100,15 +98,15 @@ def check_option_types(
             use = f"int({name})" if number is not None else "0"
             if isinstance(number, (tuple, list)):
                 use = "is_causal=True, diagonal=right and window=left + right + 1 for (left, right)"
-            raise TypeError(f"{_PREFIX}{name} is {_kind(number)}; expected an int. Use {use}.")
+            raise TypeError(f"{PREFIX}{name} is {_kind(number)}; expected an int. Use {use}.")
         if isinstance(number, int) and not -_INT64_LIMIT <= number < _INT64_LIMIT:
-            raise ValueError(f"{_PREFIX}{name} is {number}; expected an integer of 64 bits. Use one within x's shape.")
+            raise ValueError(f"{PREFIX}{name} is {number}; expected an integer of 64 bits. Use one within x's shape.")
     if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float, torch.SymFloat)):
         use = "float(dropout_p)" if dropout_p is not None else "0 for no dropout"
-        raise TypeError(f"{_PREFIX}dropout_p is {_kind(dropout_p)}; expected a Python number. Use {use}.")
+        raise TypeError(f"{PREFIX}dropout_p is {_kind(dropout_p)}; expected a Python number. Use {use}.")
     if isinstance(dropout_p, int) and not 0 <= dropout_p <= 1:  # one that no float holds would not reach the operator
         raise ValueError(
-            f"{_PREFIX}dropout_p is {dropout_p}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no dropout."
+            f"{PREFIX}dropout_p is {dropout_p}; expected a probability, 0 <= dropout_p <= 1. Use 0 for no dropout."
         )
 
 

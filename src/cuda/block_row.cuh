@@ -123,11 +123,11 @@ __global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout
   hold_row_backward<kElement, kWhole, kDropout>(arguments, BlockTeam());
 }
 
-// The same by a cluster of blocks; never launched where there are none.
 template <MaskKind kMask>
 inline constexpr int kClusterVectors = cluster_vectors(Direction::forward, kMask);
 
-// Twice the vectors, with exponentials that are kept, take the registers of a whole multiprocessor.
+// The same by a cluster of blocks; never launched where there are none. Twice the vectors, with exponentials that are
+// kept, take the registers of a whole multiprocessor.
 template <Element kElement, MaskKind kMask, bool kWhole>
 __global__ void __launch_bounds__(kBlockThreads,
                                   kClusterVectors<kMask> > kBlockVectors && !kWhole ? 1 : kBlocksResident)

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from .. import _checks
+from .._checks import PREFIX
 from ..functional import check_option_types, scaled_mask_softmax
-
-_PREFIX = "scaled_mask_softmax: "
 
 
 class AttnMaskType(enum.Enum):
@@ -68,12 +67,12 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
         name = getattr(attn_mask_type, "name", attn_mask_type)
         if name not in AttnMaskType.__members__:
             raise ValueError(
-                f"{_PREFIX}attn_mask_type is {attn_mask_type}; expected one of {', '.join(AttnMaskType.__members__)}. "
+                f"{PREFIX}attn_mask_type is {attn_mask_type}; expected one of {', '.join(AttnMaskType.__members__)}. "
                 "Use AttnMaskType of this module or of Megatron."
             )
         if input_in_fp16 and input_in_bf16:
             raise ValueError(
-                f"{_PREFIX}input_in_fp16 and input_in_bf16 are both True; expected one of them at most. Set the one "
+                f"{PREFIX}input_in_fp16 and input_in_bf16 are both True; expected one of them at most. Set the one "
                 "that is the dtype of the scores, or neither."
             )
         if window_size is not None and not (
@@ -82,7 +81,7 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
             and all(type(size) is int and size >= -1 for size in window_size)
         ):
             raise ValueError(
-                f"{_PREFIX}window_size is {window_size}; expected None or two integers (left, right), each -1 or more. "
+                f"{PREFIX}window_size is {window_size}; expected None or two integers (left, right), each -1 or more. "
                 "Use -1 for a side without a limit."
             )
         if scale is not None:
@@ -112,19 +111,19 @@ class FusedScaleMaskSoftmax(torch.nn.Module):
         """
         if input.dim() != 4:
             raise ValueError(
-                f"{_PREFIX}input has shape {list(input.shape)}; expected 4 dimensions, [b, np, sq, sk]. Use "
+                f"{PREFIX}input has shape {list(input.shape)}; expected 4 dimensions, [b, np, sq, sk]. Use "
                 "input.unsqueeze, or scaled_mask_softmax for any rank."
             )
         if mask is not None and mask.dtype != torch.bool:
             if mask.dtype.is_floating_point or mask.dtype.is_complex:
                 raise TypeError(
-                    f"{_PREFIX}mask has dtype {mask.dtype}; expected torch.bool, True where masked out. Use "
+                    f"{PREFIX}mask has dtype {mask.dtype}; expected torch.bool, True where masked out. Use "
                     "mask.bool() if nonzero means masked out, or scaled_mask_softmax to add it."
                 )
             mask = mask.bool()
         if softmax_offset is not None and softmax_offset.shape != input.shape[1:2]:
             raise ValueError(
-                f"{_PREFIX}softmax_offset has shape {list(softmax_offset.shape)} for input of shape "
+                f"{PREFIX}softmax_offset has shape {list(softmax_offset.shape)} for input of shape "
                 f"{list(input.shape)}; expected [{input.shape[1]}], a logit for each head. Use "
                 "softmax_offset.reshape(-1)."
             )

@@ -14,9 +14,8 @@ from typing import TypeVar
 import torch
 from torch.nn import functional
 
+from .._checks import PREFIX
 from ..functional import scaled_mask_softmax
-
-_PREFIX = "scaled_mask_softmax: "
 
 _Module = TypeVar("_Module", bound=torch.nn.Module)
 
@@ -106,7 +105,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         for name, tensor in (("query", query), ("key", key), ("value", value)):
             if tensor.is_nested:
                 raise ValueError(
-                    f"{_PREFIX}{name} is a nested tensor; expected a dense one. Use torch.nested.to_padded_tensor, and "
+                    f"{PREFIX}{name} is a nested tensor; expected a dense one. Use torch.nested.to_padded_tensor, and "
                     "a key_padding_mask that is True at the padding."
                 )
         batch_dim = None if query.dim() == 2 else 0 if self.batch_first else 1
@@ -114,7 +113,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
         layout = "[S, E]" if batch_dim is None else "[N, S, E]" if self.batch_first else "[S, N, E]"
         if query.dim() not in (2, 3):
             raise ValueError(
-                f"{_PREFIX}query has shape {list(query.shape)}; expected [S, E] or {layout}, S queries of size E for "
+                f"{PREFIX}query has shape {list(query.shape)}; expected [S, E] or {layout}, S queries of size E for "
                 "each of N sequences. Use query.flatten or query.unsqueeze."
             )
         for name, tensor, size in (
@@ -132,7 +131,7 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 given != wanted for given, wanted in zip(tensor.shape, expected, strict=True) if wanted != "S"
             ):
                 raise ValueError(
-                    f"{_PREFIX}{name} has shape {list(tensor.shape)} for query of shape {list(query.shape)}; expected "
+                    f"{PREFIX}{name} has shape {list(tensor.shape)} for query of shape {list(query.shape)}; expected "
                     f"[{', '.join(map(str, expected))}], which is {layout}. Give each sequence its own {name}s, and "
                     "see batch_first of the layer."
                 )
@@ -146,12 +145,12 @@ class MultiheadAttention(torch.nn.MultiheadAttention):
                 continue
             if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
                 raise TypeError(
-                    f"{_PREFIX}{name} has dtype {mask.dtype}; expected torch.bool, True where a key is masked out, or "
+                    f"{PREFIX}{name} has dtype {mask.dtype}; expected torch.bool, True where a key is masked out, or "
                     f"a float type, which is added. Use {name}.bool()."
                 )
             if tuple(mask.shape) not in shapes:
                 raise ValueError(
-                    f"{_PREFIX}{name} has shape {list(mask.shape)} for query of shape {list(query.shape)} and key of "
+                    f"{PREFIX}{name} has shape {list(mask.shape)} for query of shape {list(query.shape)} and key of "
                     f"shape {list(key.shape)}; expected {' or '.join(str(list(shape)) for shape in shapes)}. Use "
                     f"{name}.expand where it broadcasts."
                 )
