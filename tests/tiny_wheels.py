@@ -36,9 +36,10 @@ def wheel(
     for file, contents in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(contents).digest()).rstrip(b"=").decode()
         rows += f"{file},sha256={digest},{len(contents)}\n"
+    # Without a time of its own each entry, and with it the wheel's hash, would change every two seconds.
     with zipfile.ZipFile(path, "w") as archive:
         for file, contents in {**files, f"{info}/RECORD": f"{rows}{info}/RECORD,,\n".encode()}.items():
-            archive.writestr(file, contents)
+            archive.writestr(zipfile.ZipInfo(file), contents)
     return path
 
 
