@@ -9,6 +9,7 @@ import pytest
 import torch
 from checks import DTYPES, normal, random_mask, same_bits, short
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -222,6 +223,68 @@ def test_vmap_in_place(device: str) -> None:
     # One x cannot hold the results of several masks.
     with pytest.raises(RuntimeError, match="vmap"):
         torch.vmap(sms.scaled_mask_softmax_, in_dims=(None, 0))(x[0], mask)
+
+
+IN_PLACE_FORMS: dict[str, Callable[..., torch.Tensor]] = {
+    "whole": lambda x, mask, sink: sms.scaled_mask_softmax_(x, mask, 0.5, True, sink=sink, window=3),
+    "returned by its argument": lambda x, mask, sink: (sms.scaled_mask_softmax_(x, mask, 0.5), x)[1],
+    "of a copy": lambda x, mask, sink: sms.scaled_mask_softmax_(x * 2, mask, 0.5, sink=sink) + x,
+    "of a view": lambda x, mask, sink: (sms.scaled_mask_softmax_(x[1:], mask[1:], 0.5, sink=sink), x)[1],
+    "of a transpose": lambda x, mask, sink: (sms.scaled_mask_softmax_(x.mT[..., :4, :], mask[..., :4]), x)[1],
+    "of a diagonal": lambda x, mask, sink: (sms.scaled_mask_softmax_(x.diagonal(dim1=0, dim2=1), scale=2.0), x)[1],
+    "twice": lambda x, mask, sink: sms.scaled_mask_softmax_(sms.scaled_mask_softmax_(x, mask), mask, 3.0).mT,
+    "out of place": lambda x, mask, sink: sms.scaled_mask_softmax(x.mT.flatten(1), sink=None) * 2,
+}
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@pytest.mark.parametrize("form", IN_PLACE_FORMS.values(), ids=IN_PLACE_FORMS)
+def test_functionalize(device: str, form: Callable[..., torch.Tensor], remove: str) -> None:
+    """The same results, written to the same places, and no operator that writes but for the arguments' last copy."""
+    mask = random_mask("same", (2, 1, 4, 5), torch.float32, device)
+    assert mask is not None
+    x, sink = normal((2, 3, 4, 5), torch.float32, device), normal((3,), torch.float32, device, 2)
+
+    def of_a_batch(*given: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(form)(*(tensor[None] for tensor in given))
+
+    for function in (form, of_a_batch):
+        given, expected = x.clone(), x.clone()
+        result = function(expected, mask, sink)
+        functional = torch.func.functionalize(function, remove=remove)
+        assert same_bits(functional(given, mask, sink), result)
+        assert same_bits(given, expected)
+        traced = make_fx(functional)(x.clone(), mask, sink)
+        operators = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+        ours = [op for op in operators if op.namespace == "scaled_mask_softmax"]
+        assert ours
+        written = [op for op in operators if op._schema.is_mutable]
+        assert set(written) <= {torch.ops.aten.copy_.default}
+        given = x.clone()
+        assert same_bits(traced(given, mask, sink), result)
+        assert same_bits(given, expected)
+
+
+def test_functionalize_of_gradients(device: str) -> None:
+    mask = random_mask("same", (4, 5), torch.float32, device)
+    x = normal((2, 3, 4, 5), torch.float32, device)
+
+    def loss(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return sms.scaled_mask_softmax_(x * 2, mask, 0.5, True).square().sum()
+
+    gradient = torch.func.grad(loss, argnums=(0, 1))
+    for got, expected in zip(torch.func.functionalize(gradient)(x, mask), gradient(x, mask), strict=True):
+        assert same_bits(got, expected)
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf, mask), leaf)
+    assert same_bits(torch.func.grad(loss)(x, mask), expected)
+
+
+def test_in_place_of_overlapping_scores_in_a_transform(device: str) -> None:
+    x = normal((2, 1, 5), torch.float32, device)
+    for transform in (torch.vmap, torch.func.functionalize, torch.func.jacrev):
+        with pytest.raises(ValueError, match=r"so elements may share memory; expected separate memory for each"):
+            transform(lambda x: sms.scaled_mask_softmax_((x * 2).expand(*x.shape[:-2], 3, 5)))(x)
 
 
 def test_nested_vmap(device: str) -> None:

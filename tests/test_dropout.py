@@ -817,6 +817,30 @@ def test_in_place(device: str, dtype: torch.dtype) -> None:
     assert same_bits(leaf, expected)
 
 
+def test_in_place_in_transforms(device: str) -> None:
+    x = normal((2, 3, 5, 33), torch.float32, device)
+    expected = drop(x, None, 0.7, True)
+    for transform in (torch.func.functionalize, functools.partial(torch.vmap, randomness="different")):
+        written = x.clone()
+        torch.manual_seed(5)
+        result = transform(lambda x: sms.scaled_mask_softmax_(x, None, 0.7, True, dropout_p=0.3))(written)
+        assert same_bits(result, expected)
+        assert same_bits(written, expected)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return sms.scaled_mask_softmax_(x * 2, dropout_p=0.3).sum()
+
+    refused = "for scaled_mask_softmax_ where a gradient is needed"
+    with pytest.raises(NotImplementedError, match=refused):
+        torch.func.grad(loss)(x)
+    with pytest.raises(NotImplementedError, match=refused):
+        torch.func.jvp(loss, (x,), (x,))
+    with pytest.raises(NotImplementedError, match=refused), torch.autograd.forward_ad.dual_level():
+        loss(torch.autograd.forward_ad.make_dual(x, x))
+    with pytest.raises(NotImplementedError, match=refused), torch.autograd.forward_ad.dual_level():
+        _composite.forward_in_place_dropout(torch.autograd.forward_ad.make_dual(x, x), dropout_p=0.3)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
 def test_the_composite(device: str, dtype: torch.dtype) -> None:
     """Of its own random numbers without the library, differentiable; and what serves the operators elsewhere."""

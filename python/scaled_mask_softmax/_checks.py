@@ -249,7 +249,12 @@ def check_dropout(dropout_p: float) -> None:
 
 def check_in_place_dropout(dropout_p: float, *tensors: torch.Tensor | None) -> None:
     """Raise NotImplementedError where the in-place form with dropout would need a gradient."""
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+    if any(
+        (torch.is_grad_enabled() and tensor.requires_grad)
+        or torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+        for tensor in tensors
+        if tensor is not None
+    ):
         raise NotImplementedError(
             f"{PREFIX}dropout_p is {number(dropout_p)} for scaled_mask_softmax_ where a gradient is needed; expected "
             "0, as the gradient needs the probabilities before dropout. Use scaled_mask_softmax."

@@ -1,9 +1,12 @@
-"""Python parts of the native operators: fake kernels for tracing, and the composite for other devices.
+"""Python parts of the native operators: fake kernels for tracing, the composite for other devices, and the in-place
+forms within the transforms of torch.func.
 
 Imported once, after the native library has registered the schemas.
 """
 
 from __future__ import annotations
+
+from typing import Any, cast
 
 import torch
 
@@ -292,3 +295,43 @@ def _(x: torch.Tensor, state: torch.Tensor, dropout_p: float) -> torch.Tensor:
     _checks.check_dropout(dropout_p)
     _checks.check_random_state(x, state)
     return x.new_empty(x.shape, dtype=torch.bool)
+
+
+# Within any transform of torch.func an in-place form is the functional one and a copy, before the transform sees it:
+# torch.func.functionalize takes no operator that writes. (A kernel for functionalization itself would also replace the
+# in-place form in programs of torch.compile.) The result is whole before it is copied, so it may share memory with the
+# other arguments, whose storages cannot be compared here.
+_OPERATORS = torch.ops.scaled_mask_softmax
+
+
+def _forward_in_place(x: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+    y = _OPERATORS.scaled_mask_softmax.default(x, *arguments, **keywords)
+    _check_in_place(x, None, None, None)
+    x.copy_(y)
+
+
+def _forward_in_place_with_sink_probability(x: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
+    y, sink_probability = _OPERATORS.scaled_mask_softmax.with_sink_probability(x, *arguments, **keywords)
+    _check_in_place(x, None, None, None)
+    x.copy_(y)
+    return cast(torch.Tensor, sink_probability)
+
+
+def _forward_in_place_dropout(
+    x: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *options: Any,
+    sink: torch.Tensor | None = None,
+    dropout_p: float,
+    **keywords: Any,
+) -> None:
+    _checks.check_in_place_dropout(dropout_p, x, mask, sink)
+    y = _OPERATORS.scaled_mask_softmax.dropout(x, mask, *options, sink=sink, dropout_p=dropout_p, **keywords)
+    _check_in_place(x, None, None, None)
+    x.copy_(y)
+
+
+_transforms = torch.library.Library(_NAMESPACE, "IMPL", "FuncTorchDynamicLayerFrontMode")
+_transforms.impl("scaled_mask_softmax_", _forward_in_place)
+_transforms.impl("scaled_mask_softmax_.with_sink_probability", _forward_in_place_with_sink_probability)
+_transforms.impl("scaled_mask_softmax_.dropout", _forward_in_place_dropout)

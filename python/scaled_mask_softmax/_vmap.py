@@ -1,5 +1,7 @@
 """torch.vmap of the operators: the batch dimension becomes one more leading dimension of x, so one call serves all.
 
+The in-place forms have come apart before: see _ops.py.
+
 In Python, as torch ships the headers for batching rules in C++ without one that they include.
 """
 
@@ -190,16 +192,6 @@ def _forward_dropout_of_keep(*arguments: Any, with_sink_probability: bool, **key
     )
 
 
-def _forward_in_place(x: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
-    x.copy_(_OPERATORS.scaled_mask_softmax.default(x, *arguments, **keywords))
-
-
-def _forward_in_place_with_sink_probability(x: torch.Tensor, *arguments: Any, **keywords: Any) -> torch.Tensor:
-    y, sink_probability = _OPERATORS.scaled_mask_softmax.with_sink_probability(x, *arguments, **keywords)
-    x.copy_(y)
-    return cast(torch.Tensor, sink_probability)
-
-
 def _backward(
     grad: torch.Tensor,
     y: torch.Tensor,
@@ -225,8 +217,6 @@ _library = torch.library.Library("scaled_mask_softmax", "IMPL", "FuncTorchBatche
 _library.impl("scaled_mask_softmax", _forward)
 _library.impl("scaled_mask_softmax.with_sink_probability", _forward_with_sink_probability)
 _library.impl("scaled_mask_softmax.dropout_of_keep", _forward_dropout_of_keep)
-_library.impl("scaled_mask_softmax_", _forward_in_place)
-_library.impl("scaled_mask_softmax_.with_sink_probability", _forward_in_place_with_sink_probability)
 _library.impl("scaled_mask_softmax_backward", _backward)
 
 
@@ -283,20 +273,7 @@ def _forward_dropout(
     return cast(torch.Tensor, result)
 
 
-def _forward_in_place_dropout(
-    x: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    *options: Any,
-    sink: torch.Tensor | None = None,
-    dropout_p: float,
-    **keywords: Any,
-) -> None:
-    _checks.check_in_place_dropout(dropout_p, x, mask, sink)
-    x.copy_(_forward_dropout(x, mask, *options, sink=sink, dropout_p=dropout_p, **keywords))
-
-
 # Where no argument is batched too.
 _random_library = torch.library.Library("scaled_mask_softmax", "IMPL", "FuncTorchVmapMode")
 _random_library.impl("dropout_keep", _dropout_keep)
 _random_library.impl("scaled_mask_softmax.dropout", _forward_dropout)
-_random_library.impl("scaled_mask_softmax_.dropout", _forward_in_place_dropout)
