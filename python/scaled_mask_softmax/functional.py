@@ -143,7 +143,8 @@ def scaled_mask_softmax(
             a copy. Empty tensors give empty results.
         mask: None, or a tensor on x's device that broadcasts to x by torch's rules without enlarging it, read through
             its strides, never expanded or copied. For 4-D x a 3-D mask is per sample, ``[B or 1, Sq or 1, Sk or 1]``;
-            for a mask per head pass ``mask[None]``.
+            for a mask per head pass ``mask[None]``. A padding mask ``[B, Sk]`` is ``mask[:, None, None, :]``: passed as
+            it is, it broadcasts as ``[Sq, Sk]`` without an error where B happens to be Sq.
             A bool mask is **True where masked out**, as in ``Tensor.masked_fill`` and ``torch.nn.MultiheadAttention``;
             ``torch.nn.functional.scaled_dot_product_attention`` means the opposite: pass ``mask=~sdpa_mask``.
             A float mask is added; its dtype is x's, or float32 for float16 and bfloat16 x. Large finite values such as
