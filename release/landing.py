@@ -154,8 +154,8 @@ def filled(tool: str, wheel: Wheel, address: str) -> str:
 
 
 def _size(sizes: Sequence[int]) -> str:
-    """In MiB; what has less than one in KiB."""
-    unit, name = (2**20, "MiB") if max(sizes) >= 2**20 else (2**10, "KiB")
+    """In MB, as every command says it; what has less than one in kB."""
+    unit, name = (10**6, "MB") if max(sizes) >= 10**6 else (10**3, "kB")
     low, high = (f"{size / unit:.1f}" for size in (min(sizes), max(sizes)))
     return f"{low} {name}" if low == high else f"{low} to {high} {name}"
 

@@ -32,7 +32,7 @@ def entry(name, **changes):
         "version": version,
         "url": name.replace("+", "%2B"),
         "sha256": hashlib.sha256(name.encode()).hexdigest(),
-        "size": 3 * 2**20,
+        "size": 3 * 10**6,
         "metadata_sha256": "0" * 64,
         "requires_python": ">=3.10",
         "architectures": [] if "+cpu" in name else ["8.0", "9.0"],
@@ -91,7 +91,7 @@ def test_without_a_script_it_is_tables():
         assert f"{cell.torch.python[0]} to {cell.torch.python[-1]}" in text
     assert "8.0, 9.0; PTX 9.0" in text
     assert "CPU only" in text
-    assert "3.0 MiB" in text
+    assert "3.0 MB" in text
     # A script shows the selector; it is not there for who has none.
     (selector,) = [attributes for attributes in page.every("section") if attributes.get("id") == "selector"]
     assert "hidden" in selector

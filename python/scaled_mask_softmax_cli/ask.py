@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import IO
 
 # Far above what any program that is asked has to say.
-_MOST = 16 << 20
+_MOST = 16 * 10**6
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def ask(command: Sequence[str], seconds: float, environment: Mapping[str, str] |
         for listener in listeners:
             listener.pipe.close()
     if any(len(listener.data) > _MOST for listener in listeners):
-        return Answer("failed", error=f"it printed more than {_MOST >> 20} MB")
+        return Answer("failed", error=f"it printed more than {_MOST // 10**6} MB")
     if running:
         return Answer("hangs")
     texts = [listener.data.decode("utf-8", "replace") for listener in listeners]
