@@ -15,6 +15,8 @@ from . import ROOT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from .matrix import Cell, Matrix
     from .options import Options
 
@@ -131,15 +133,20 @@ def _record(arguments: argparse.Namespace) -> None:
     record.write(arguments.library, arguments.facts, arguments.host_compiler, arguments.output)
 
 
+def _cell_of(build: "dict[str, Any]") -> "Cell":
+    """The cell that a wheel with this build record is of."""
+    from . import matrix, torch_info
+
+    return matrix.load().cell(build["torch_minor"], torch_info.cuda_label(build["cuda"]))
+
+
 def _every_patch(wheel: Path) -> "list[Path]":
     """The folders of every patch release of a wheel's torch that the registry has, fetched without dependencies."""
     import dataclasses
 
-    from . import environments, matrix, new_torch, preflight, provision, torch_info, verify
+    from . import environments, new_torch, preflight, provision, verify
 
-    build, data = verify.build_record(wheel), matrix.load()
-    interpreter = preflight.interpreter(None)
-    cell = data.cell(build["torch_minor"], torch_info.cuda_label(build["cuda"]))
+    cell, interpreter = _cell_of(verify.build_record(wheel)), preflight.interpreter(None)
     releases = [
         release
         for release in new_torch.released(environments.tools(interpreter))
@@ -151,7 +158,18 @@ def _every_patch(wheel: Path) -> "list[Path]":
     return [environment.site_packages / "torch" for environment in found]
 
 
+def _use(wheel: Path, build: "dict[str, Any]") -> None:
+    """Installs a wheel beside its torch, which is fetched with its dependencies, and runs it."""
+    from . import beside, preflight, provision
+
+    interpreter = preflight.interpreter(build["python"])
+    torch = provision.torch(_cell_of(build), interpreter, importable=True)
+    beside.use(wheel, build["version"], interpreter, torch)
+
+
 def _verify(arguments: argparse.Namespace) -> None:
+    import functools
+
     from . import fatbin, wheel_file
 
     for wheel in arguments.wheels:
@@ -162,7 +180,8 @@ def _verify(arguments: argparse.Namespace) -> None:
 
     for wheel in arguments.wheels:
         torches = [*arguments.torch, *(_every_patch(wheel) if arguments.every_patch else [])]
-        report = verify.verify(wheel, complete=arguments.complete, torches=torches)
+        use = functools.partial(_use, wheel) if arguments.use else None
+        report = verify.verify(wheel, complete=arguments.complete, torches=torches, use=use)
         archs = ", ".join(report.architectures) or "CPU only"
         print(f"{wheel.name}: right; {report.size / 1e6:.1f} MB, {archs}, {report.kernels} kernels in each")
         print(f"  passed: {', '.join(report.gates)}")
@@ -522,6 +541,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--every-patch", action="store_true", help="fetch each patch release of the wheel's torch, and ask it too"
     )
+    command.add_argument("--use", action="store_true", help="install it beside its torch, fetched whole, and run it")
     command.set_defaults(run=_verify)
 
     command = commands.add_parser("compare", help="what differs between two builds of one wheel")

@@ -21,6 +21,7 @@ from typing import Any
 
 from . import ROOT, fatbin, matrix, record, sbom, symbols, torch_info, wheel_file
 from .preflight import cxx_compiler
+from .progress import StepError
 from .wheel_file import WheelFile, WheelFileError
 
 PACKAGE = wheel_file.NAME
@@ -267,7 +268,7 @@ class _Gates:
         except WheelFileError as error:
             text = str(error).removeprefix(f"{self._wheel}: ")
             raise VerifyError(f"{self._wheel}: {name}: {text}") from None
-        except (VerifyError, fatbin.FatbinError, record.RecordError) as error:
+        except (VerifyError, fatbin.FatbinError, record.RecordError, StepError) as error:
             raise VerifyError(f"{self._wheel}: {name}: {error}") from None
         self.passed.append(name)
 
@@ -305,11 +306,17 @@ def _check_matrix(build: dict[str, Any], platform: str) -> None:
     _require(build["ptx"] == expected[-1:], f"PTX for {build['ptx']}, the matrix has {expected[-1:]}")
 
 
-def verify(wheel: Path, *, complete: bool = False, torches: Sequence[Path] = ()) -> Report:
+def verify(
+    wheel: Path,
+    *,
+    complete: bool = False,
+    torches: Sequence[Path] = (),
+    use: Callable[[dict[str, Any]], None] | None = None,
+) -> Report:
     """Verifies a native wheel; `complete` also that it serves the architectures of the matrix.
 
-    `torches` are torch folders that must have every symbol that the wheel asks torch for. Raises VerifyError, naming
-    the wheel and the gate.
+    `torches` are torch folders that must have every symbol that the wheel asks torch for. `use` is given the build
+    record, last, and raises StepError where the wheel does not work. Raises VerifyError, naming the wheel and the gate.
     """
     path, gate = wheel, _Gates(wheel)
     with gate("wheel"):
@@ -356,4 +363,7 @@ def verify(wheel: Path, *, complete: bool = False, torches: Sequence[Path] = ())
         _check_licence(read)
     with gate("bill of materials"):
         _check_bill(read, build)
+    if use is not None:
+        with gate("use"):
+            use(build)
     return Report(path, read.version, size, build["architectures"], build["ptx"], kernels, platform, tuple(gate.passed))

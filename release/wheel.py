@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 import subprocess
 import time
 from pathlib import Path
 
-from . import ROOT, WORK, build, index, preflight, provision, toolkit, verify
-from .environments import Environment, cache, create, lint, linters, log, own_configuration, pip, tools
+from . import ROOT, WORK, beside, build, index, preflight, provision, toolkit, verify
+from .environments import Environment, cache, create, lint, linters, log, pip, tools
 from .matrix import Cell, Matrix, load, test_requirements
 from .options import OptionError, Options
 from .options import choose as choose_cell
@@ -55,30 +53,6 @@ def _check_machine(cell: Cell, interpreter: Interpreter, *, full: bool) -> None:
 
 def _describe(cell: Cell, interpreter: Interpreter) -> str:
     return f"torch {cell.torch.release}, {cell.cuda.label if cell.cuda else 'CPU only'}, Python {interpreter.version}"
-
-
-def _torch_state(environment: Environment) -> str:
-    """Changes when anything about the installed torch does."""
-    (info,) = environment.site_packages.glob("torch-*.dist-info")
-    return info.name + hashlib.sha256((info / "RECORD").read_bytes()).hexdigest()
-
-
-def _install(cell: Cell, interpreter: Interpreter, torch: Environment, channel: Path, version: str) -> Environment:
-    """A fresh environment over the cell's torch, with the wheel installed by pip from the channel alone."""
-    path = WORK / f"check-{cell.label}-{interpreter.tag}"
-    shutil.rmtree(path, ignore_errors=True)
-    before = _torch_state(torch)
-    environment = create(path, interpreter, "", lambda made: None, below=torch)
-    requirement = f"scaled-mask-softmax=={version}"
-    pip(
-        environment,
-        ["install", "--index-url", channel.as_uri() + "/", requirement],
-        what="installing from the channel",
-        env=own_configuration(),
-    )
-    if list(environment.site_packages.glob("torch*")) or _torch_state(torch) != before:
-        raise StepError("pip replaced torch while it installed the wheel")
-    return environment
 
 
 def _smoke(environment: Environment, name: str) -> dict[str, object]:
@@ -140,7 +114,7 @@ def wheel(options: Options, interpreter: Interpreter) -> None:
     ]
     if options.test:
         steps.next("installing with pip, from the channel alone, beside the torch that is there")
-        environment = _install(cell, interpreter, parts.torch, channel, report.version)
+        environment = beside.install(name, interpreter, parts.torch, channel, report.version)
         steps.next("training a small attention layer on this repository's documents, beside plain torch")
         result = _smoke(environment, name)
         rows += [(str(key), str(value)) for key, value in result.items()]
@@ -165,9 +139,10 @@ def try_out(options: Options, interpreter: Interpreter, site: Path) -> None:
     torch = provision.torch(cell, interpreter, importable=True)
     steps.next("installing with pip, from the channel alone")
     channel = site / "whl" / cell.cuda_label / f"torch{cell.torch.minor}"
-    environment = _install(cell, interpreter, torch, channel.resolve(), version)
+    name = f"{cell.label}-{interpreter.tag}"
+    environment = beside.install(name, interpreter, torch, channel.resolve(), version)
     steps.next("training a small attention layer, beside plain torch")
-    result = _smoke(environment, f"{cell.label}-{interpreter.tag}")
+    result = _smoke(environment, name)
     _table("Done.", [(str(key), str(value)) for key, value in result.items()])
 
 

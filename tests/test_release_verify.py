@@ -11,9 +11,10 @@ from pathlib import Path
 
 import cxx
 import pytest
+import torch
 
 import scaled_mask_softmax
-from release import ROOT, fatbin, matrix, preflight, sbom, verify
+from release import ROOT, beside, environments, fatbin, matrix, preflight, sbom, verify
 from release.verify import VerifyError
 
 MACHINE = os.uname().machine
@@ -112,6 +113,7 @@ def make(tmp_path, compile_library):
         bill=None,
         extra=None,
         forge_record=False,
+        init="",
     ):
         info = f"{PACKAGE}-{version}.dist-info"
         metadata = f"Metadata-Version: 2.4\nName: scaled-mask-softmax\nVersion: {version}\n"
@@ -119,7 +121,7 @@ def make(tmp_path, compile_library):
         metadata += "".join(f"Requires-Dist: {value}\n" for value in requires)
         values = {**BUILD, "version": version} | (build or {})
         files = {
-            f"{PACKAGE}/__init__.py": b"",
+            f"{PACKAGE}/__init__.py": init.encode(),
             f"{PACKAGE}/_build_record.py": f"BUILD = {values!r}\n".encode(),
             LIBRARY: library or compile_library(needs=CUDA if values["cuda"] else CPU),
             MODULE: module or compile_library(needs=MODULE_NEEDS),
@@ -476,3 +478,56 @@ def test_every_patch_release_is_asked(make, monkeypatch, tmp_path):
     folders = program._every_patch(make())
     assert asked == [("2.14.1", "cpu", False), ("2.14.0", "cpu", False)]
     assert folders[0] == tmp_path / "2.14.1/lib/python3.11/site-packages/torch"
+
+
+# What imports and uses the stand-in for the library, and a softmax in plain torch.
+INIT = """
+import ctypes, pathlib, torch
+__version__ = {version!r}
+assert ctypes.CDLL(str(pathlib.Path(__file__).with_name("lib{package}.so"))).answer() == 42
+def scaled_mask_softmax(x, mask, scale):
+    return torch.softmax((x * scale).masked_fill({mask}, -float("inf")), -1)
+"""
+
+
+@pytest.fixture
+def use(make, tmp_path, monkeypatch):
+    """Makes a stand-in wheel, and what uses it beside the torch of this environment."""
+    monkeypatch.setattr(beside, "WORK", tmp_path / "work")
+    python = "{}.{}".format(*sys.version_info)
+    # Below lib/pythonX.Y/site-packages, as in every virtual environment.
+    torch_here = environments.Environment(Path(torch.__file__).parents[4], python)
+    interpreter = preflight.Interpreter(Path(sys.executable), python)
+    major, minor = map(int, torch.__version__.split(".")[:2])
+
+    def make_and_use(*, newer=0, mask="mask", **changes):
+        wanted = f"{major}.{minor + newer}"
+        version = f"1.0.0+cputorch{wanted}"
+        wheel = make(
+            version=version,
+            requires=(f"torch>={wanted},<{major}.{minor + newer + 1}",),
+            python="cp" + python.replace(".", ""),
+            build={"torch": f"{wanted}.0", "torch_minor": wanted, "python": python},
+            init=INIT.format(version=version, package=PACKAGE, mask=mask),
+            **changes,
+        )
+        return wheel, lambda build: beside.use(wheel, build["version"], interpreter, torch_here)
+
+    return make_and_use
+
+
+def test_a_wheel_is_used(use, capsys):
+    wheel, how = use()
+    assert verify.verify(wheel, use=how).gates == (*GATES, "use")
+    assert "is right on" in capsys.readouterr().out
+
+
+def test_a_wheel_that_cannot_be_used(use, compile_library, capsys):
+    def fails(told, **changes):
+        wheel, how = use(**changes)
+        refused(wheel, "use", "failed", use=how)
+        assert told in capsys.readouterr().out
+
+    fails("undefined symbol: gone", library=compile_library(f'{ANSWER} extern "C" int gone(); int late = gone();'))
+    fails("Tensor-likes are not close", mask="~mask")
+    fails("No matching distribution found for torch", newer=1)
