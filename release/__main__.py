@@ -362,9 +362,13 @@ def _stage(arguments: argparse.Namespace) -> None:
 
 def _rehearsal(arguments: argparse.Namespace) -> None:
     _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    from . import rehearsal
+    from . import matrix, rehearsal
 
-    rehearsal.run(arguments.cells.split(), arguments.manylinux, arguments.archs, try_out=arguments.try_out.split())
+    cells, try_out = arguments.cells.split(), arguments.try_out.split()
+    if not cells:
+        python = "{}.{}".format(*sys.version_info)
+        cells, try_out = rehearsal.default_cells(matrix.load(), os.uname().machine, python)
+    rehearsal.run(cells, arguments.manylinux, arguments.archs, try_out=try_out)
 
 
 def _clients(arguments: argparse.Namespace) -> None:
@@ -507,9 +511,9 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("rehearsal", help="a release of a small matrix, from tags to installs")
     command.add_argument(
-        "--cells", default="2.14/cu130/3.11 2.14/cu130/3.12 2.15/cu132/3.11 2.15/cu132/3.12 2.13/cpu/3.11"
+        "--cells", default="", help="such as 2.14/cu130/3.11; by default two torch minors on two Pythons, and a CPU one"
     )
-    command.add_argument("--try", dest="try_out", default="2.14/cu130/3.11 2.13/cpu/3.11", help="cells to train with")
+    command.add_argument("--try", dest="try_out", default="", help="those of --cells to train with")
     command.add_argument("--archs", default="9.0", help="the small matrix's architectures, without PTX")
     command.add_argument("--manylinux", default="manylinux_2_34", help="what wheels of this machine are tagged")
     command.set_defaults(run=_rehearsal)

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import ROOT, WORK
-from .matrix import MATRIX_FILE, load, parse_toml, read
+from .matrix import MATRIX_FILE, Matrix, MatrixError, load, parse_toml, read
 from .progress import StepError, Steps, say
+from .torch_info import CPU
 
 FOLDER = WORK / "rehearsal"
 
@@ -60,6 +61,27 @@ def small(text: str, version: str, cells: Sequence[str], manylinux: str, archs: 
     result = _toml(data)
     read(result, "the small matrix")
     return result
+
+
+def default_cells(data: Matrix, machine: str, python: str) -> tuple[list[str], list[str]]:
+    """The cells of a rehearsal: two torch minors, the default one and the newest other, on `python` and the next one,
+    and a proven one for the CPU. And those of them that are installed: the first and the last.
+
+    Raises MatrixError where the matrix lacks one.
+    """
+    default = data.cell(machine=machine).torch
+    other = [row for row in data.torch.values() if row is not default][-1]
+    both = [name for name in default.python if name in other.python]
+    pythons = both[both.index(python) :][:2] if python in both else []
+    if len(pythons) < 2:
+        minors = f"{default.minor} and {other.minor}"
+        raise MatrixError(f"torch {minors} have Python {', '.join(both)}: not {python} and a newer one")
+    cells = [f"{row.minor}/{row.default}/{name}" for row in (default, other) for name in pythons]
+    cpu = [cell.torch for cell in data.cells(None, CPU, machine, proven=True) if python in cell.torch.python]
+    if not cpu:
+        raise MatrixError(f"no proven cell for the CPU has Python {python}")
+    cells.append(f"{cpu[-1].minor}/{CPU}/{python}")
+    return cells, [cells[0], cells[-1]]
 
 
 class _Clone:

@@ -18,6 +18,8 @@ from typing import Any
 from . import ROOT
 
 CPU = "cpu"
+# The matrix's oldest minor, which a build without a TOML parser cannot read there.
+OLDEST = (2, 11)
 
 # A folder that holds a torch, for builds whose interpreter cannot see the torch they are for.
 TORCH_VARIABLE = "SCALED_MASK_SOFTMAX_TORCH"
@@ -121,8 +123,9 @@ def read(path: Path) -> TorchInfo:
             "(SCALED_MASK_SOFTMAX_PLAIN=1), which works on every device"
         )
     info = TorchInfo(path, version, cuda)
-    if tuple(map(int, info.minor.split("."))) < (2, 11):
-        raise TorchError(f"torch {version} at {path} is too old: scaled-mask-softmax needs torch 2.11 or newer")
+    if tuple(map(int, info.minor.split("."))) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise TorchError(f"torch {version} at {path} is too old: scaled-mask-softmax needs torch {oldest} or newer")
     return info
 
 

@@ -1,5 +1,6 @@
 """Workflows, Dockerfile and pyproject.toml take every version from the matrix, and hold none themselves."""
 
+import ast
 import dataclasses
 import itertools
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from release import ROOT, container, image, matrix, runtime_image
+from release import ROOT, container, image, matrix, preflight, runtime_image, torch_info
 from release.matrix import tomllib
 
 LOADED = matrix.load()
@@ -62,6 +63,56 @@ def test_a_copy_is_seen(text):
 )
 def test_no_version_is_written_elsewhere(path):
     assert copies(path.read_text(encoding="utf-8")) == []
+
+
+# A version in a sentence, as an example of one, and the Python that brings a TOML parser.
+EXAMPLE = re.compile(r"such as [^:;)]*|PYTHON=[^\s,;]+|python_version [<>=]+ '3\.11'")
+
+
+def texts(path):
+    """The texts of a Python file that are no documentation; what --help shows for a value is an example."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    left_out = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):
+            left_out.add(node.value)
+        if isinstance(node, ast.keyword) and node.arg == "metavar":
+            left_out.add(node.value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in left_out:
+            yield node.value
+
+
+# The oldest that the sources themselves are for; f-targets are a fact about compilers.
+FLOORS = {
+    "release/__main__.py": ["3.10"],
+    "release/preflight.py": ["3.10"],
+    "release/arch_list.py": ["12.9"],
+}
+
+
+def test_a_copy_in_the_code_is_seen(tmp_path):
+    (tmp_path / "a.py").write_text('"""Of 2.14."""\nCELL = "2.14"\nf(metavar="2.14", help="such as 2.14 (or 2.13)")\n')
+    assert [copies(EXAMPLE.sub("", text)) for text in texts(tmp_path / "a.py")] == [["2.14"], []]
+
+
+def test_no_version_is_written_in_the_code():
+    found = {}
+    folders = [ROOT / name for name in ("release", "python", "docker", "docs")]
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
+        for text in texts(path):
+            if there := copies(EXAMPLE.sub("", text)):
+                found.setdefault(str(path.relative_to(ROOT)), []).extend(there)
+    assert found == FLOORS
+
+
+def test_the_oldest_of_the_code_are_those_of_the_matrix():
+    minimum = preflight.MINIMUM_PYTHON
+    assert minimum == tuple(map(int, PYTHONS[0].split(".")))
+    cmake = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+    assert copies(cmake) == [PYTHONS[0]]
+    assert f"find_package(Python {PYTHONS[0]} REQUIRED" in cmake
+    assert tuple(map(int, next(iter(LOADED.torch)).split("."))) == torch_info.OLDEST
 
 
 def test_pyproject_holds_the_oldest_python_alone():

@@ -8,6 +8,7 @@ import pytest
 
 from release import index, matrix, rehearsal, stage
 from release.index import ChannelError
+from release.matrix import MatrixError
 from release.stage import StageError
 from tests import tiny_wheels
 from tests.test_release_clients import make_wheel
@@ -27,6 +28,23 @@ def test_the_small_matrix(small):
         for label, tag in (("cputorch2.13", "cp311"), ("cu130torch2.14", "cp311"), ("cu130torch2.14", "cp312"))
     ]
     assert small.cell("2.14").architectures == "9.0+PTX"
+
+
+def test_the_cells_of_a_rehearsal():
+    """Two torch minors on two Pythons and a CPU cell, all from the matrix, and each of them in it."""
+    data = matrix.load()
+    cells, tried = rehearsal.default_cells(data, "x86_64", data.torch[data.default_torch].python[-2])
+    found = [cell.split("/") for cell in cells]
+    assert len(set(cells)) == 5
+    assert all(python in data.cell(torch, cuda, "x86_64").torch.python for torch, cuda, python in found)
+    assert found[0][:2] == [data.default_torch, data.torch[data.default_torch].default]
+    assert [cuda for _, cuda, _ in found].index("cpu") == 4
+    assert len({torch for torch, *_ in found[:4]}) == len({python for *_, python in found[:4]}) == 2
+    assert tried == [cells[0], cells[-1]]
+    with pytest.raises(MatrixError, match=r"not 3\.9 and a newer one"):
+        rehearsal.default_cells(data, "x86_64", "3.9")
+    with pytest.raises(MatrixError, match="no proven cell"):
+        rehearsal.default_cells(data, "aarch64", data.torch[data.default_torch].python[-2])
 
 
 @pytest.fixture
