@@ -1,4 +1,5 @@
-"""Writes what the pages take from elsewhere: pictures of the oracle's exclusions, the table of tolerances, docstrings.
+"""Writes what the pages take from elsewhere: pictures of the oracle's exclusions, tables of tolerances and of
+the release matrix, docstrings.
 
     python docs/generate.py
 
@@ -17,10 +18,12 @@ from typing import Any
 import torch
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent / "tests"))
+sys.path[:0] = [str(DOCS.parent / "tests"), str(DOCS.parent)]
 
 import oracle  # noqa: E402
 import tolerances  # noqa: E402
+
+from release import matrix  # noqa: E402
 
 QUERIES, COLUMNS = 6, 8
 CELL = 24
@@ -101,6 +104,43 @@ def tolerance_table() -> str:
     return "\n".join(rows)
 
 
+def wheels_table() -> str:
+    """A row a torch minor: what a release holds, and what else the matrix builds."""
+    data = matrix.load()
+    rows = ["| torch | CPython | released for | built by `make wheel` too |", "|---|---|---|---|"]
+    for torch_row in data.torch.values():
+        cells = data.cells(torch_row.minor)
+        proven = [f"{cell.cuda_label} ({cell.platform})" for cell in cells if cell.is_proven]
+        released = {cell.cuda_label for cell in cells if cell.is_proven}
+        others = [label for label in torch_row.cuda if label not in released]
+        rows.append(
+            f"| {torch_row.minor} | {torch_row.python[0]} to {torch_row.python[-1]} | {', '.join(proven) or '-'} | "
+            f"{', '.join(others) or '-'} |"
+        )
+    return "\n".join(rows)
+
+
+def cuda_table() -> str:
+    """A row a CUDA release: the driver that it needs, and what its wheels are compiled for."""
+    data = matrix.load()
+    rows = ["| CUDA | driver | compiled for |", "|---|---|---|"]
+    for cuda in data.cuda.values():
+        lists = {machine: text.removesuffix("+PTX").split(";") for machine, text in cuda.architectures.items()}
+        every = [name for name in data.gpus if any(name in names for names in lists.values())]
+        written = []
+        for name in every:
+            machines = [machine for machine, names in lists.items() if name in names]
+            written.append(name if len(machines) == len(lists) else f"{name} ({', '.join(machines)})")
+        rows.append(f"| {cuda.label} | {cuda.min_driver} or newer | {', '.join(written)} |")
+    return "\n".join(rows)
+
+
+def gpus_table() -> str:
+    rows = ["| compute capability | GPUs |", "|---|---|"]
+    return "\n".join([*rows, *(f"| {name} | {gpus} |" for name, gpus in matrix.load().gpus.items())])
+
+
+TABLES = {"tolerances": tolerance_table, "wheels": wheels_table, "cuda": cuda_table, "gpus": gpus_table}
 PACKAGE = DOCS.parent / "python" / "scaled_mask_softmax"
 
 
@@ -125,7 +165,7 @@ def reference(module: str, name: str) -> str:
 
 
 def generated(name: str) -> str:
-    return tolerance_table() if name == "tolerances" else reference(*name.split("."))
+    return TABLES[name]() if name in TABLES else reference(*name.split("."))
 
 
 def filled(text: str) -> str:
