@@ -278,43 +278,131 @@ package-mode = false
 }
 
 
-@pytest.mark.parametrize("client", sorted(PROJECTS) if CLIENTS else [])
-def test_projects_lock_and_install(site, tmp_path, client):
-    """A lock file takes the torch that the wheel is for, though the registry offers a newer one; it installs."""
-    registry = site / "registry/torch"
-    registry.mkdir(parents=True)
-    for version in ("2.13.0", "2.14.1", "2.15.0"):
-        make_wheel(registry, "torch", version)
-    links = [f'<a href="{path.name}">{path.name}</a>' for path in sorted(registry.glob("*.whl"))]
-    (registry / "index.html").write_text("".join(links))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Log, directory=str(site))) as server:
-        server.asked = []
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        folder = tmp_path / "project"
+class Project:
+    """A project with the landing page's lines, whose registry offers torches that the wheel is not for too."""
+
+    def __init__(self, folder, client, wheel, address, registry, channel=None):
+        self.client, self.folder, self.home = client, folder, folder.parent / "home"
+        self.python, self.lock_file = sys.executable, folder / f"{client}.lock"
         folder.mkdir()
-        lines = landing.filled(f"{client}-project", offered(site), f"{address}/")
+        lines = landing.filled(f"{client}-project", wheel, f"{address}/")
+        if channel:
+            lines = lines.replace(f"{address}/{wheel.channel}", f"{channel}/")
         project = '[project]\nname = "user"\nversion = "1"\nrequires-python = ">=3.10"\n'
-        more = PROJECTS[client].format(registry=f"{address}/registry/")
+        more = PROJECTS[client].format(registry=registry)
         if client == "poetry":
             # Its sources are told below its dependencies.
             more, _, rest = more.partition("\n\n")
             lines = lines.replace("\n\n[[tool.poetry.source]]", f"{more}\n\n[[tool.poetry.source]]", 1)
             more = rest
         (folder / "pyproject.toml").write_text(f"{lines.replace('[project]', project.strip(), 1)}\n\n{more}")
-        env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "POETRY_VIRTUALENVS_IN_PROJECT": "1"}
-        program = [CLIENTS / "bin" / client]
-        if client == "uv":
-            steps = [["lock", "--python", sys.executable], ["sync", "--frozen", "--python", sys.executable]]
-        else:
-            steps = [["env", "use", sys.executable], ["lock"], ["install"]]
-        for step in steps:
-            done = subprocess.run([*program, *step], cwd=folder, env=env, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
+
+    def _run(self, *arguments):
+        env = {"PATH": "/usr/bin:/bin", "HOME": str(self.home), "POETRY_VIRTUALENVS_IN_PROJECT": "1"}
+        command = [CLIENTS / "bin" / self.client, *arguments]
+        return subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True)
+
+    def lock(self):
+        if self.client == "poetry":
+            assert self._run("env", "use", self.python).returncode == 0
+        done = self._run("lock", *(["--python", self.python] if self.client == "uv" else []))
+        assert done.returncode == 0, done.stdout + done.stderr
+        return self.lock_file.read_text()
+
+    def install(self):
+        """What the lock file holds, and nothing of what was cached when it was made."""
+        self.home = self.folder.parent / "another home"
+        return self._run(*(["sync", "--frozen", "--python", self.python] if self.client == "uv" else ["install"]))
+
+    @property
+    def installed(self):
+        packages = (self.folder / ".venv").glob("lib/*/site-packages")
+        found = [item for path in packages for item in importlib.metadata.distributions(path=[str(path)])]
+        return {item.name: item.version for item in found if item.name in ("torch", "scaled-mask-softmax")}
+
+
+@pytest.fixture
+def registry(site):
+    """The folder of a registry that has older and newer torches."""
+    folder = site / "registry/torch"
+    folder.mkdir(parents=True)
+    for version in ("2.13.0", "2.14.1", "2.15.0"):
+        make_wheel(folder, "torch", version)
+    links = [f'<a href="{path.name}">{path.name}</a>' for path in sorted(folder.glob("*.whl"))]
+    (folder / "index.html").write_text("".join(links))
+    return folder.parent
+
+
+@pytest.fixture
+def served(site, registry):
+    """The site's address, the registry's below it."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Log, directory=str(site))) as server:
+        server.asked = []
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-    (lock,) = folder.glob("*.lock")
+        thread.join()
+
+
+TOOLS = pytest.mark.parametrize("client", sorted(PROJECTS) if CLIENTS else [])
+RIGHT = {"torch": "2.14.1", "scaled-mask-softmax": "1.0.0+cu130torch2.14"}
+
+
+@TOOLS
+def test_projects_lock_and_install(site, served, tmp_path, client):
+    """A lock file takes the torch that the wheel is for, though the registry offers a newer one; it installs."""
+    project = Project(tmp_path / "project", client, offered(site), served, f"{served}/registry/")
+    lock = project.lock()
     (wheel,) = site.glob("whl/cu130/torch2.14/*/scaled_mask_softmax-1.0.0+*.whl")
-    assert hashlib.sha256(wheel.read_bytes()).hexdigest() in lock.read_text()
-    (packages,) = (folder / ".venv").glob("lib/*/site-packages")
-    found = {item.name: item.version for item in importlib.metadata.distributions(path=[str(packages)])}
-    assert (found["torch"], found["scaled-mask-softmax"]) == ("2.14.1", "1.0.0+cu130torch2.14")
+    assert hashlib.sha256(wheel.read_bytes()).hexdigest() in lock
+    done = project.install()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert project.installed == RIGHT
+
+
+@TOOLS
+def test_projects_and_withdrawn_releases(site, served, tmp_path, client):
+    """A range does not take one, and who has locked one that is withdrawn later still installs it."""
+    project = Project(tmp_path / "project", client, offered(site), served, f"{served}/registry/")
+    path = project.folder / "pyproject.toml"
+    path.write_text(path.read_text().replace(FULL, "scaled-mask-softmax>=1.0.0,<2"))
+    lock = project.lock()
+    assert RIGHT["scaled-mask-softmax"] in lock
+    assert "1.0.1" not in lock
+    found = index.Index(site)
+    found.yank("1.0.0", "wrong columns")
+    found.write()
+    done = project.install()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert project.installed == RIGHT
+
+
+@TOOLS
+def test_projects_from_a_channel_that_was_copied_elsewhere(site, served, registry, tmp_path, client):
+    wheel, folders = offered(site), {"channel": site / "whl/cu130/torch2.14", "torches": registry}
+    mirror = tmp_path / "mirror" if client == "uv" else site / "mirror"
+    for name, folder in folders.items():
+        shutil.copytree(folder, mirror / name)
+    shutil.rmtree(site / "whl")
+    shutil.rmtree(registry)
+    # Poetry reads no folders.
+    address = mirror.as_uri() if client == "uv" else f"{served}/mirror"
+    project = Project(tmp_path / "project", client, wheel, served, f"{address}/torches/", f"{address}/channel")
+    project.lock()
+    done = project.install()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert project.installed == RIGHT
+
+
+@TOOLS
+def test_projects_refuse_a_tampered_wheel(site, served, tmp_path, client):
+    project = Project(tmp_path / "project", client, offered(site), served, f"{served}/registry/")
+    project.lock()
+    (wheel,) = site.glob("whl/cu130/torch2.14/*/scaled_mask_softmax-1.0.0+*.whl")
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("scaled_mask_softmax/more.py", "import os\n")
+    done = project.install()
+    assert done.returncode != 0
+    assert "hash" in (done.stdout + done.stderr).lower()
+    assert "scaled-mask-softmax" not in project.installed
