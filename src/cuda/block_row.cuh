@@ -18,13 +18,14 @@ template <bool kDropout, bool kPacked>
 inline constexpr int kMostResident = kDropout ? 1 : kPacked ? kPackedBlocksResident : kBlocksResident;
 
 // A warp's segment of its team's row.
-template <Element kElement, int kVectors>
+template <Element kElement, int kVectors, bool kPreceded>
 struct BlockSegment {
   static constexpr int kLength = kWarpLanes * kVectors * kCountOf<kElement>;
 
   RowPlace place;
   int start;  // its first column
   int lane;
+  Ahead<kElement, kPreceded> ahead;
   Extent extent;
 
   template <typename Arguments, typename Team>
@@ -32,29 +33,34 @@ struct BlockSegment {
     place = arguments.rows.locate(team.row());
     start = team.warp() * kLength;
     lane = threadIdx.x % kWarpLanes;
-    extent = near_extent(arguments, team.row(), place, true, start);
+    ahead = Ahead<kElement, kPreceded>(result_of(arguments, place));
+    extent = ahead.before(near_extent(arguments, team.row(), place, true, start), kLength);
   }
 };
 
 template <Element kElement, MaskKind kMask, int kVectors, bool kWhole, bool kDropout, typename Team>
 __device__ __forceinline__ void hold_row_forward(const ForwardArguments& arguments, const Team& team) {
-  using RowScores = Scores<kElement, kMask, kWarpLanes, kVectors>;
+  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kWarpLanes);
+  constexpr int kHeld = kVectors + kPreceded;
+  using RowScores = Scores<kElement, kMask, kWarpLanes, kHeld>;
   using Real = typename RowScores::Real;
   const typename RowScores::Exponent exponent{arguments.packed};
-  const BlockSegment<kElement, kVectors> segment(arguments, team);
+  const BlockSegment<kElement, kVectors, kPreceded> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
   constexpr bool kKeepsExponentials = !RowScores::kIsPacked || !kWhole || kDropout;
 
   RowScores scores;
+  const char* x = arguments.x + segment.place.input + bytes;
   const char* mask = arguments.mask + segment.place.second + segment.start * arguments.mask_column_stride;
-  load_scores<Cache::stream, kWhole>(scores, arguments, arguments.x + segment.place.input + bytes, mask, segment.extent,
+  load_scores<Cache::stream, kWhole>(scores, arguments, segment.ahead.before(x, kBytesOf<kElement>),
+                                     segment.ahead.before(mask, arguments.mask_column_stride), segment.extent,
                                      segment.lane);
 
   // Exponentials against the warp's own maximum first, so that the block meets only once.
   const Real maximum = RowScores::maximum_of(warp_reduce(scores.largest(), RowScores::larger));
   Real sum;
   if constexpr (kKeepsExponentials) {
-    sum = scores.exponentiate(maximum, exponent, segment.extent, segment.lane);
+    sum = scores.exponentiate(maximum, exponent, segment.extent, segment.ahead, segment.lane);
   } else {
     sum = scores.sum_exponentials(maximum, exponent, segment.extent, segment.lane);
   }
@@ -70,9 +76,11 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
     scores.become_probabilities(maximum, factor, exponent, segment.extent, segment.lane);
     store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(y, scores.packed, segment.extent, segment.lane);
   } else {
-    Chunk<16> result[kVectors];
+    Chunk<16> result[kHeld];
     scores.normalize(result, factor);
-    if constexpr (kDropout) {
+    if constexpr (kPreceded) {
+      segment.ahead.template store<kWarpLanes>(y, result, segment.extent, segment.lane);
+    } else if constexpr (kDropout) {
       if (blockIdx.x == 0 && threadIdx.x == 0) store_random_state(arguments);
       store_with_dropout<kElement, kWarpLanes>(result, factor != factor, arguments, segment.place.output + bytes,
                                                team.row(), segment.start, segment.extent, segment.lane);
@@ -84,31 +92,37 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
 
 template <Element kElement, bool kWhole, bool kDropout, typename Team>
 __device__ __forceinline__ void hold_row_backward(const BackwardArguments& arguments, const Team& team) {
+  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kWarpLanes);
+  constexpr int kHeld = kBlockVectors + kPreceded;
   using Real = Accumulate<kElement>;
-  const BlockSegment<kElement, kBlockVectors> segment(arguments, team);
+  const BlockSegment<kElement, kBlockVectors, kPreceded> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
+  const int grad_stride = arguments.grad_expanded ? 0 : kBytesOf<kElement>;
 
-  RawGradients<kElement, kWarpLanes, kBlockVectors, kWhole> raw;
-  raw.template load<Cache::stream>(arguments, arguments.y + segment.place.input + bytes,
-                                   arguments.grad + segment.place.second + (arguments.grad_expanded ? 0 : bytes),
-                                   segment.extent, segment.lane);
+  RawGradients<kElement, kWarpLanes, kHeld, kWhole> raw;
+  const char* y = arguments.y + segment.place.input + bytes;
+  const char* grad = arguments.grad + segment.place.second + segment.start * grad_stride;
+  raw.template load<Cache::stream>(arguments, segment.ahead.before(y, kBytesOf<kElement>),
+                                   segment.ahead.before(grad, grad_stride), segment.extent, segment.lane);
   keep_loads_together();
   raw.settle(segment.extent, segment.lane);
   if constexpr (kDropout) drop(raw, arguments, team.row(), segment.start, segment.extent, segment.lane);
-  Real dot = 0;
-#pragma unroll
-  for (int k = 0; k < kBlockVectors; ++k) dot = add(dot, raw.dot(k));
+  Real dot = raw.dot(segment.ahead, segment.lane);
   raw.keep_packed();
   dot = team.sum(warp_sum(dot));
   if (arguments.dots.data != nullptr) {
     if (team.first_thread()) store_row_value(arguments, arguments.dots, team.row(), dot);
     if (arguments.dx == nullptr) return;
   }
-  Chunk<16> result[kBlockVectors];
+  Chunk<16> result[kHeld];
 #pragma unroll
-  for (int k = 0; k < kBlockVectors; ++k) result[k] = raw.result(k, dot, scale_of<Real>(arguments));
-  store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(arguments.dx + segment.place.output + bytes, result,
-                                                        segment.extent, segment.lane);
+  for (int k = 0; k < kHeld; ++k) result[k] = raw.result(k, dot, scale_of<Real>(arguments));
+  char* dx = arguments.dx + segment.place.output + bytes;
+  if constexpr (kPreceded) {
+    segment.ahead.template store<kWarpLanes>(dx, result, segment.extent, segment.lane);
+  } else {
+    store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(dx, result, segment.extent, segment.lane);
+  }
 }
 
 template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>

@@ -113,6 +113,20 @@ __device__ __forceinline__ void unpack_pair(uint32_t pair, float& low, float& hi
   }
 }
 
+// Element `index`, known at compile time after unrolling.
+template <Element kElement>
+__device__ __forceinline__ Accumulate<kElement> unpack_one(const Chunk<16>& chunk, int index) {
+  if constexpr (kElement == Element::float64) {
+    return __hiloint2double(chunk.word[2 * index + 1], chunk.word[2 * index]);
+  } else if constexpr (kElement == Element::float32) {
+    return __uint_as_float(chunk.word[index]);
+  } else {
+    float low, high;
+    unpack_pair<kElement>(chunk.word[index / 2], low, high);
+    return index % 2 == 0 ? low : high;
+  }
+}
+
 // The larger of two pairs, element by element; a NaN gives way to a number.
 template <Element kElement>
 __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {

@@ -58,8 +58,8 @@ inline constexpr int kDropoutBlockThreads = kBlockThreads * kBlocksResident;  //
 
 // 16-bit scores without a float mask are packed: they stay as they were loaded, two a register. Where rows are whole
 // their exponentials are computed twice, for the sum and for the result, rather than kept, which leaves room for more of
-// a row in flight: long rows wait for that. Rows that are realigned wait for arithmetic: .76 with exponentials that are
-// kept and .70 without, at 4,097 columns.
+// a row in flight: long rows wait for that. Others wait for arithmetic: .76 with exponentials that are kept and .70
+// without, at 4,097 columns, when every row was realigned.
 SMS_HOST_DEVICE constexpr bool is_packed(Element element, MaskKind mask) {
   return element_bytes(element) == 2 && (mask == MaskKind::none || mask == MaskKind::boolean);
 }
@@ -109,7 +109,7 @@ constexpr int64_t shared_operand_bytes(int64_t columns, int bytes) {
 
 // Vectors of a lane of block_row or stream_row whose loads are in flight together, forward: all that the
 // registers of the largest block allow without spilling. A float32 mask for 16-bit elements takes twice the registers
-// of those, and so do rows that are realigned.
+// of those, and so do masks that are realigned.
 template <MaskKind kMask, bool kWhole>
 inline constexpr int kVectorsInFlight =
     4 / ((kMask == MaskKind::float32 ? 2 : 1) * (kMask != MaskKind::none && !kWhole ? 2 : 1));
@@ -162,6 +162,10 @@ constexpr MaskKind mask_for_dropout(MaskKind mask) { return mask == MaskKind::no
 // Rows that are whole vectors at vector boundaries have kernels of their own, with the same arithmetic and half the
 // instructions (vectors.cuh); not for float64.
 constexpr bool has_whole_kernels(Element element) { return element != Element::float64; }
+
+// Whether a kernel holds its rows with columns before them, up to the vector boundary before their results (vectors.cuh).
+// Not with dropout, which draws numbers for four columns at a time; and a row that one lane has is hardly a vector.
+SMS_HOST_DEVICE constexpr bool holds_preceded(bool whole, bool dropout, int lanes) { return !whole && !dropout && lanes > 1; }
 
 // All that a choice may depend on.
 struct Question {

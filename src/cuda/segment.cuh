@@ -8,10 +8,71 @@
 
 namespace sms::cuda {
 
+// Where the results of a row lie; without results, its probabilities.
+__device__ __forceinline__ const char* result_of(const ForwardArguments& arguments, const RowPlace& place) {
+  return arguments.y + place.output;
+}
+__device__ __forceinline__ const char* result_of(const BackwardArguments& arguments, const RowPlace& place) {
+  return arguments.dx != nullptr ? arguments.dx + place.output : arguments.y + place.input;
+}
+
 // All bits of each half of a pair of columns that is live.
 __device__ __forceinline__ uint32_t live_halves(const Extent& extent, int column) {
   return (extent.any_live(column, 1) ? 0x0000ffffu : 0u) | (extent.any_live(column + 1, 1) ? 0xffff0000u : 0u);
 }
+
+// The columns before a segment (vectors.cuh): none, if it is not kPreceded.
+template <Element kElement, bool kPreceded>
+struct Ahead {
+  static constexpr int kCount = kCountOf<kElement>;
+  using Real = Accumulate<kElement>;
+
+  int columns;
+
+  Ahead() = default;
+  __device__ __forceinline__ explicit Ahead(const char* result)
+      : columns(kPreceded ? elements_ahead<kBytesOf<kElement>>(result) : 0) {}
+
+  __device__ __forceinline__ const char* before(const char* segment, int64_t column_stride) const {
+    return kPreceded ? segment - columns * column_stride : segment;
+  }
+  __device__ __forceinline__ Extent before(const Extent& extent, int length) const {
+    return kPreceded ? extent.preceded(columns, length) : extent;
+  }
+
+  // A lane's sum, given those of each element over its vectors. Bits do not depend on the columns before: elements of
+  // what would be a lane's vectors without them are summed in their order, by the lane that has the first of them and
+  // then by the next, which hands the sum back. Every lane of the warp calls it.
+  template <int kLanes, typename Sum>
+  __device__ __forceinline__ Real sum(int lane, const Sum& sum_of_element) const {
+    Real sum = 0;
+    if constexpr (!kPreceded) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum = add(sum, sum_of_element(i));
+    } else {
+      Real element[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        element[i] = sum_of_element(i);
+        if (i >= columns) sum = add(sum, element[i]);
+      }
+      sum = __shfl_sync(kFullWarp, sum, (lane + kLanes - 1) % kLanes, kLanes);
+#pragma unroll
+      for (int i = 0; i + 1 < kCount; ++i) {
+        if (i < columns) sum = add(sum, element[i]);
+      }
+      sum = __shfl_sync(kFullWarp, sum, (lane + 1) % kLanes, kLanes);
+    }
+    return sum;
+  }
+
+  template <int kLanes, int kVectors>
+  __device__ __forceinline__ void store(char* segment, const Chunk<16> (&value)[kVectors], const Extent& extent,
+                                        int lane) const {
+    constexpr int kBytes = kBytesOf<kElement>;
+    store_preceded<kLanes, kBytes>(segment - columns * kBytes, value, extent, columns, lane);
+  }
+};
 
 // Inputs of the forward direction for kVectors vectors of a lane, loaded but not looked at, so that the loads of
 // several vectors and rows are in flight together.
@@ -164,11 +225,11 @@ struct Scores {
   }
 
   // Turns scores into exponentials against `maximum`, which may be -inf; returns their sum.
+  template <bool kPreceded>
   __device__ __forceinline__ Real exponentiate(Real maximum, const Exponent& exponent, const Extent& segment_extent,
-                                               int lane) {
+                                               const Ahead<kElement, kPreceded>& ahead, int lane) {
     const Extent extent = segment_extent.moved(lane * kCount);
     const Real shift = exponent.shift(maximum);
-    Real sum = 0;
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (!extent.any_live(column(k), kCount)) {
@@ -177,15 +238,20 @@ struct Scores {
         continue;
       }
       if constexpr (kIsPacked) unpack<kElement>(packed[k], value[k]);
-      Real part = 0;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        value[k][i] = exponent(value[k][i], shift);
-        part = add(part, value[k][i]);
-      }
-      sum = add(sum, part);
+      for (int i = 0; i < kCount; ++i) value[k][i] = exponent(value[k][i], shift);
     }
-    return sum;
+    return ahead.template sum<kLanes>(lane, [&](int i) {
+      Real sum = value[0][i];
+#pragma unroll
+      for (int k = 1; k < kVectors; ++k) sum = add(sum, value[k][i]);
+      return sum;
+    });
+  }
+
+  __device__ __forceinline__ Real exponentiate(Real maximum, const Exponent& exponent, const Extent& segment_extent,
+                                               int lane) {
+    return exponentiate(maximum, exponent, segment_extent, Ahead<kElement, false>{}, lane);
   }
 
   // The probabilities as stored: exponentials times the row's factor (NaN in a NaN row, excluded cells included).
@@ -204,18 +270,16 @@ struct Scores {
                                                    int lane) const {
     const Extent extent = segment_extent.moved(lane * kCount);
     const Real shift = exponent.shift(maximum);
-    Real sum = 0;
+    Real sum[kCount] = {};
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
       if (!extent.any_live(column(k), kCount)) continue;
       Real exponential[kCount];
       exponentials_of(packed[k], shift, exponent, exponential);
-      Real part = 0;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) part = add(part, exponential[i]);
-      sum = add(sum, part);
+      for (int i = 0; i < kCount; ++i) sum[i] = add(sum[i], exponential[i]);
     }
-    return sum;
+    return Ahead<kElement, false>{}.template sum<kLanes>(lane, [&](int i) { return sum[i]; });
   }
 
   __device__ __forceinline__ void become_probabilities(Real maximum, Real factor, const Exponent& exponent,
@@ -320,14 +384,18 @@ __device__ __forceinline__ void load_scores(Scores<kElement, kMask, kWarpLanes, 
                                             const ForwardArguments& arguments, const char* x, const char* mask,
                                             const Extent& extent, int lane) {
   constexpr int kInFlight = is_packed(kElement, kMask) && kWhole ? kVectors : kVectorsInFlight<kMask, kWhole>;
-  constexpr int kBatch = batch_of(kVectors, kInFlight);
+  constexpr int kBatch = kInFlight < kVectors ? kInFlight : kVectors;
+  constexpr int kRest = kVectors % kBatch;
+  RawScores<kElement, kMask, kWarpLanes, kRest == 0 ? 1 : kRest, kWhole> rest;
+  if constexpr (kRest != 0) rest.template load<kCache>(arguments, x, mask, extent, kVectors - kRest, lane);
 #pragma unroll
-  for (int first = 0; first < kVectors; first += kBatch) {
+  for (int first = 0; first < kVectors - kRest; first += kBatch) {
     RawScores<kElement, kMask, kWarpLanes, kBatch, kWhole> raw;
     raw.template load<kCache>(arguments, x, mask, extent, first, lane);
     keep_loads_together();
     scores.take(raw, arguments, extent, first, lane);
   }
+  if constexpr (kRest != 0) scores.take(rest, arguments, extent, kVectors - kRest, lane);
 }
 
 // Probabilities and their gradients, as loaded.
@@ -365,18 +433,20 @@ struct RawGradients {
     }
   }
 
-  // This vector's share of sum(grad * y). Cells of probability 0 take no part, whatever their gradient.
-  __device__ __forceinline__ Real dot(int k) const {
-    Real probability[kCount], gradient[kCount];
-    unpack<kElement>(y[k][0], probability);
-    unpack<kElement>(grad[k][0], gradient);
-    Real sum = 0;
+  // The lane's share of sum(grad * y).
+  template <bool kPreceded>
+  __device__ __forceinline__ Real dot(const Ahead<kElement, kPreceded>& ahead, int lane) const {
+    return ahead.template sum<kLanes>(lane, [&](int i) {
+      Real sum = 0;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const bool out = kBytes != 2 && probability[i] == Real{0};
-      sum = fma(probability[i], out ? Real{0} : gradient[i], sum);
-    }
-    return sum;
+      for (int k = 0; k < kVectors; ++k) {
+        const Real probability = unpack_one<kElement>(y[k][0], i);
+        // Cells of probability 0 take no part, whatever their gradient.
+        const bool out = kBytes != 2 && probability == Real{0};
+        sum = fma(probability, out ? Real{0} : unpack_one<kElement>(grad[k][0], i), sum);
+      }
+      return sum;
+    });
   }
 
   // Makes the assembler unpack 16-bit elements again from here on. It would keep the numbers otherwise, at twice the

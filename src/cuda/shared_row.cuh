@@ -176,12 +176,6 @@ __device__ __forceinline__ void store_rest(const BlockColumns& columns, char* ou
   }
 }
 
-// Elements of the output's first vector that lie before the block's columns.
-template <int kElementBytes>
-__device__ __forceinline__ int elements_ahead(const char* output) {
-  return static_cast<int>(reinterpret_cast<uintptr_t>(output) % kVectorBytes) / kElementBytes;
-}
-
 template <Element kElement, MaskKind kMask, bool kWhole>
 struct SharedForward {
   using RowScores = Scores<kElement, kMask, 1, 1>;
@@ -306,7 +300,7 @@ struct SharedBackward {
     CompensatedSum<Real> sum;
     visit_live<kCount>(columns, 0, load, [&](Raw raw, int, const Extent& extent) {
       raw.settle(extent, 0);
-      sum += raw.dot(0);
+      sum += raw.dot(Ahead<kElement, false>{}, 0);
     });
     const Real dot = team.sum(warp_sum(sum.value()));
     if (arguments.dots.data != nullptr) {

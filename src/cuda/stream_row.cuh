@@ -131,10 +131,7 @@ __global__ void __launch_bounds__(kStreamThreads)
     raw.template load<Cache::keep>(arguments, y + start * kBytes, grad + start * grad_stride, extent, lane);
     raw.settle(extent, lane);
     if constexpr (kDropout) drop(raw, arguments, blockIdx.x, start, extent, lane);
-    Real part = 0;
-#pragma unroll
-    for (int k = 0; k < kStreamVectors; ++k) part = add(part, raw.dot(k));
-    sum += part;
+    sum += raw.dot(Ahead<kElement, false>{}, lane);
   }
 
   const Real dot = BlockTeam().sum(warp_sum(sum.value()));

@@ -4,9 +4,12 @@
 // vectors l, l + lanes, l + 2 * lanes, ... of it. Which column lies in which lane depends on the column alone.
 //
 // Where every row is *whole* (it begins on a vector boundary and is a whole number of vectors, for every operand) a
-// vector is one access. Otherwise a load reads the two aligned vectors that overlap the wanted one (the second comes
-// from L1) and shifts them together; a store sends each lane's end to the lane before it. Loads stay inside the bytes
-// of their operand, stores inside the row: single elements are moved at the edges.
+// vector is one access. Elsewhere a segment is held as if it began on the vector boundary before the place of its result,
+// with `ahead` dead columns before its first: a store is one access again, and so is the load of an operand that lies at
+// the same distance from a boundary. A segment's end then reaches `ahead` columns into one vector more, which only the
+// first lane has. The load of another operand reads the two aligned vectors that overlap the wanted one (the second
+// comes from L1) and shifts them together. Loads stay inside the bytes of their operand, stores inside the row: parts of
+// vectors are moved at the edges.
 #pragma once
 
 #include <cstdint>
@@ -196,10 +199,16 @@ __device__ __forceinline__ Chunk<kBytes> load_filled(const char* address) {
   return chunk;
 }
 
+// Elements between a place of memory and the vector boundary before it.
+template <int kElementBytes>
+__device__ __forceinline__ int elements_ahead(const char* place) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(place) % kVectorBytes) / kElementBytes;
+}
+
 // What of a segment exists, in columns relative to its first (or, moved(), to the first of a lane). Numbers far outside
 // the segment may be cut short.
 struct Extent {
-  int first;  // the row's first column, 0 or negative
+  int first;  // the row's first column, which no load needs to reach past
   int last;   // one past the row's last column
   int begin;  // live columns are [begin, end)
   int end;
@@ -207,6 +216,11 @@ struct Extent {
   // Relative to a later column: the columns of a lane's vectors are compile-time constants then.
   __device__ __forceinline__ Extent moved(int columns_on) const {
     return {first - columns_on, last - columns_on, begin - columns_on, end - columns_on};
+  }
+
+  // The same segment, of `length` columns, with `ahead` dead ones before it and nothing behind.
+  __device__ __forceinline__ Extent preceded(int ahead, int length) const {
+    return {first + ahead, min(last, length) + ahead, max(begin, 0) + ahead, min(end, length) + ahead};
   }
 
   // Whether any of the `count` columns from `column` on is live; whether all are.
@@ -328,8 +342,10 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
           out[start + k][p] = typename S::Piece{};
           high[k][p] = typename S::Piece{};
           if (extent.any_live(a, kPieceCount)) {
-            out[start + k][p] = load_aligned<kChunkBytes, Cache::keep>(aligned + a * kElementBytes);
-            // The row may end before the second vector begins.
+            // The row may begin after the first vector ends, or end before the second one begins.
+            if (a + kPieceCount - shift_count > extent.first) {
+              out[start + k][p] = load_aligned<kChunkBytes, Cache::keep>(aligned + a * kElementBytes);
+            }
             if (a + kPieceCount - shift_count < extent.last) {
               high[k][p] = load_aligned<kChunkBytes, Cache::keep>(aligned + a * kElementBytes + kChunkBytes);
             }
@@ -468,6 +484,94 @@ __device__ __forceinline__ void store_vectors(char* segment_base, const Chunk<16
       const int high = joined ? (shift == 0 ? 0 : head) : min(kCount, last - a);
       if (low < high) store_elements(a, value[start + k], low, high);
     }
+  }
+}
+
+// `kSize` bytes of a chunk from byte `place` on, a multiple of kSize.
+template <int kSize>
+__device__ __forceinline__ void store_piece(char* vector, const Chunk<16>& chunk, int place) {
+  if constexpr (kSize == 8) {
+    const bool second = place != 0;
+    *reinterpret_cast<uint2*>(vector + place) =
+        make_uint2(second ? chunk.word[2] : chunk.word[0], second ? chunk.word[3] : chunk.word[1]);
+  } else {
+    const uint32_t low = (place & 4) != 0 ? chunk.word[1] : chunk.word[0];
+    const uint32_t high = (place & 4) != 0 ? chunk.word[3] : chunk.word[2];
+    const uint32_t word = (place & 8) != 0 ? high : low;
+    if constexpr (kSize == 4) {
+      *reinterpret_cast<uint32_t*>(vector + place) = word;
+    } else {
+      *reinterpret_cast<uint16_t*>(vector + place) = static_cast<uint16_t>(word >> (8 * (place & 2)));
+    }
+  }
+}
+
+// Stores bytes [low, high) of a vector that is not to be stored whole.
+template <int kElementBytes>
+__device__ __forceinline__ void store_part(char* vector, const Chunk<16>& chunk, int low, int high) {
+  // Pieces that grow up to a boundary of 8 bytes, and shrink from there: each at a multiple of its size.
+  if ((low & 2) != 0 && low < high) {
+    store_piece<2>(vector, chunk, low);
+    low += 2;
+  }
+  if constexpr (kElementBytes <= 4) {
+    if ((low & 4) != 0 && low + 4 <= high) {
+      store_piece<4>(vector, chunk, low);
+      low += 4;
+    }
+  }
+  if (low + 8 <= high) {
+    store_piece<8>(vector, chunk, low);
+    low += 8;
+  }
+  if constexpr (kElementBytes <= 4) {
+    if (low + 4 <= high) {
+      store_piece<4>(vector, chunk, low);
+      low += 4;
+    }
+  }
+  if constexpr (kElementBytes <= 2) {
+    if (low < high) store_piece<2>(vector, chunk, low);
+  }
+}
+
+// Stores the vectors of each lane that hold a segment with `ahead` columns before it, from a vector boundary on.
+template <int kLanes, int kElementBytes, int kVectors>
+__device__ __forceinline__ void store_preceded(char* boundary, const Chunk<16> (&value)[kVectors],
+                                               const Extent& segment_extent, int ahead, int lane) {
+  constexpr int kCount = kVectorBytes / kElementBytes;
+  char* base = const_cast<char*>(one_address(boundary + lane * kVectorBytes));
+  const int last = segment_extent.last - lane * kCount;
+  const bool cut_before = lane == 0 && ahead != 0;
+#pragma unroll
+  for (int k = 0; k < kVectors - 1; ++k) {
+    const int a = k * kLanes * kCount;
+    if (a + kCount <= last && !(k == 0 && cut_before)) store_aligned(base + a * kElementBytes, value[k]);
+  }
+  // The first and the last vector, of which only a part is the segment's.
+  const int last_vector = segment_extent.last / kCount;
+  const bool cut_behind = segment_extent.last % kCount != 0 && last_vector % kLanes == lane;
+  if (segment_extent.last <= ahead || !(cut_before || cut_behind)) return;
+  // No choice between two vectors: the compiler would choose between their addresses, in memory.
+  Chunk<16> end;
+#pragma unroll
+  for (int k = 0; k < kVectors; ++k) {
+    const uint32_t all = last_vector / kLanes == k ? ~0u : 0u;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) end.word[w] |= value[k].word[w] & all;
+  }
+  bool at_end = !cut_before;
+#pragma unroll 1
+  while (true) {
+    const uint32_t all = at_end ? ~0u : 0u;
+    Chunk<16> chunk;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) chunk.word[w] = (end.word[w] & all) | (value[0].word[w] & ~all);
+    const int vector = at_end ? last_vector : 0;
+    store_part<kElementBytes>(boundary + vector * kVectorBytes, chunk, (vector == 0 ? ahead : 0) * kElementBytes,
+                              min(segment_extent.last - vector * kCount, kCount) * kElementBytes);
+    if (at_end || !cut_behind || last_vector == 0) break;
+    at_end = true;
   }
 }
 

@@ -10,11 +10,12 @@
 namespace sms::cuda {
 
 // The kRows rows of a group of lanes, which are as far apart as the block has groups: a warp's rows adjoin.
-template <int kLanes, int kRows>
+template <Element kElement, int kLanes, int kVectors, int kRows, bool kPreceded>
 struct GroupRows {
   static constexpr uint32_t kGroups = kWarpRowsThreads / kLanes;
 
   RowPlace place[kRows];
+  Ahead<kElement, kPreceded> ahead[kRows];
   Extent extent[kRows];
 
   // The number of row r, which may not exist.
@@ -45,7 +46,9 @@ struct GroupRows {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint32_t row = block_first + group + r * kGroups;
+      ahead[r] = Ahead<kElement, kPreceded>(result_of(arguments, place[r]));
       extent[r] = near_extent(arguments, row, place[r], row < map.rows, 0);
+      extent[r] = ahead[r].before(extent[r], kLanes * kVectors * kCountOf<kElement>);
     }
   }
 };
@@ -53,19 +56,23 @@ struct GroupRows {
 template <Element kElement, MaskKind kMask, int kLanes, int kVectors, int kRows, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kWarpRowsThreads)
     warp_rows_forward(const __grid_constant__ ForwardArguments arguments) {
-  using RowScores = Scores<kElement, kMask, kLanes, kVectors>;
+  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kLanes);
+  constexpr int kHeld = kVectors + kPreceded;
+  using RowScores = Scores<kElement, kMask, kLanes, kHeld>;
   using Real = typename RowScores::Real;
   const int lane = threadIdx.x % kLanes;
   const typename RowScores::Exponent exponent{arguments.packed};
   constexpr bool kKeepsExponentials = kVectors <= kBlockVectors || !kWhole;
 
-  const GroupRows<kLanes, kRows> rows(arguments);
+  const GroupRows<kElement, kLanes, kVectors, kRows, kPreceded> rows(arguments);
 
-  RawScores<kElement, kMask, kLanes, kVectors, kWhole> raw[kRows];
+  RawScores<kElement, kMask, kLanes, kHeld, kWhole> raw[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    raw[r].template load<Cache::stream>(arguments, arguments.x + rows.place[r].input,
-                                        arguments.mask + rows.place[r].second, rows.extent[r], 0, lane);
+    raw[r].template load<Cache::stream>(
+        arguments, rows.ahead[r].before(arguments.x + rows.place[r].input, kBytesOf<kElement>),
+        rows.ahead[r].before(arguments.mask + rows.place[r].second, arguments.mask_column_stride), rows.extent[r], 0,
+        lane);
   }
   keep_loads_together();
 
@@ -82,7 +89,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   for (int r = 0; r < kRows; ++r) {
     const Real maximum = RowScores::maximum_of(key[r]);
     if constexpr (kKeepsExponentials) {
-      sum[r] = scores[r].exponentiate(maximum, exponent, rows.extent[r], lane);
+      sum[r] = scores[r].exponentiate(maximum, exponent, rows.extent[r], rows.ahead[r], lane);
     } else {
       sum[r] = scores[r].sum_exponentials(maximum, exponent, rows.extent[r], lane);
     }
@@ -100,9 +107,11 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
       scores[r].become_probabilities(RowScores::maximum_of(key[r]), factor, exponent, rows.extent[r], lane);
       store_vectors<kLanes, kWhole, kBytesOf<kElement>>(y, scores[r].packed, rows.extent[r], lane);
     } else {
-      Chunk<16> result[kVectors];
+      Chunk<16> result[kHeld];
       scores[r].normalize(result, factor);
-      if constexpr (kDropout) {
+      if constexpr (kPreceded) {
+        rows.ahead[r].template store<kLanes>(y, result, rows.extent[r], lane);
+      } else if constexpr (kDropout) {
         if (rows.number(r) == 0 && lane == 0) store_random_state(arguments);
         store_with_dropout<kElement, kLanes>(result, factor != factor, arguments, rows.place[r].output, rows.number(r),
                                              0, rows.extent[r], lane);
@@ -116,16 +125,21 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
 template <Element kElement, int kLanes, int kVectors, int kRows, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kWarpRowsThreads)
     warp_rows_backward(const __grid_constant__ BackwardArguments arguments) {
+  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kLanes);
+  constexpr int kHeld = kVectors + kPreceded;
   using Real = Accumulate<kElement>;
   const int lane = threadIdx.x % kLanes;
 
-  const GroupRows<kLanes, kRows> rows(arguments);
+  const GroupRows<kElement, kLanes, kVectors, kRows, kPreceded> rows(arguments);
 
-  RawGradients<kElement, kLanes, kVectors, kWhole> raw[kRows];
+  RawGradients<kElement, kLanes, kHeld, kWhole> raw[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    raw[r].template load<Cache::stream>(arguments, arguments.y + rows.place[r].input,
-                                        arguments.grad + rows.place[r].second, rows.extent[r], lane);
+    raw[r].template load<Cache::stream>(
+        arguments, rows.ahead[r].before(arguments.y + rows.place[r].input, kBytesOf<kElement>),
+        rows.ahead[r].before(arguments.grad + rows.place[r].second, 
+                              arguments.grad_expanded ? 0 : kBytesOf<kElement>),
+        rows.extent[r], lane);
   }
   keep_loads_together();
 
@@ -134,20 +148,22 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   for (int r = 0; r < kRows; ++r) {
     raw[r].settle(rows.extent[r], lane);
     if constexpr (kDropout) drop(raw[r], arguments, rows.number(r), 0, rows.extent[r], lane);
-    dot[r] = 0;
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) dot[r] = add(dot[r], raw[r].dot(k));
+    dot[r] = raw[r].dot(rows.ahead[r], lane);
     raw[r].keep_packed();
   }
   group_sum<kLanes>(dot);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    Chunk<16> result[kVectors];
+    Chunk<16> result[kHeld];
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) result[k] = raw[r].result(k, dot[r], scale_of<Real>(arguments));
+    for (int k = 0; k < kHeld; ++k) result[k] = raw[r].result(k, dot[r], scale_of<Real>(arguments));
     if (arguments.dx != nullptr) {
-      store_vectors<kLanes, kWhole, kBytesOf<kElement>>(arguments.dx + rows.place[r].output, result, rows.extent[r],
-                                                        lane);
+      char* dx = arguments.dx + rows.place[r].output;
+      if constexpr (kPreceded) {
+        rows.ahead[r].template store<kLanes>(dx, result, rows.extent[r], lane);
+      } else {
+        store_vectors<kLanes, kWhole, kBytesOf<kElement>>(dx, result, rows.extent[r], lane);
+      }
     }
     if (arguments.dots.data != nullptr && lane == 0 && rows.number(r) < arguments.rows.rows) {
       store_row_value(arguments, arguments.dots, rows.number(r), dot[r]);
