@@ -9,7 +9,7 @@ cell = $(choice) $(call give,python,PYTHON) $(call give,archs,ARCHS)
 engine = $(call give,platform,PLATFORM) $(call give,engine,ENGINE)
 
 .PHONY: help wheel plain-wheel image runtime-image try-image container test bench bench-guard profile clients page-tests \
-	sanitize stage try clusters release-rehearsal docs lint lint-workflows format typecheck clean
+	sanitize sanitize-gpu stage try clusters release-rehearsal docs lint lint-workflows format typecheck clean
 
 help:
 	@echo "make wheel        build, verify, install and exercise a wheel; TEST=no only builds and verifies it"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench-guard  build, install and compare the CPU's times with the committed report"
 	@echo "make profile      trace one case on a GPU and measure its kernels; CASE=\"float16 Sk=2048 causal forward\""
 	@echo "make sanitize     CPU tests with AddressSanitizer and UBSan"
+	@echo "make sanitize-gpu  compute-sanitizer's four tools over the kernels, on every GPU; TOOLS=\"memcheck racecheck\" chooses"
 	@echo "make plain-wheel  build the wheel without native code into dist/"
 	@echo "make image        build the image that wheels for others are built in; needs docker, or ENGINE=podman"
 	@echo "make runtime-image  build the image that programs start from, with a cell's torch and its staged wheel"
@@ -103,6 +104,10 @@ release-rehearsal:
 
 sanitize:
 	@$(python) -m release sanitize $(cell) $(call give,pytest,PYTEST)
+
+sanitize-gpu:
+	@$(python) -m release sanitize-gpu $(cell) $(call give,tools,TOOLS) $(call give,jobs,JOBS) \
+		$(call give,compute-sanitizer,SANITIZER) $(call give,pytest,PYTEST)
 
 format:
 	@$(python) -m release format

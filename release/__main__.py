@@ -269,11 +269,35 @@ def _inside(arguments: argparse.Namespace) -> None:
     _become(environments.tools(interpreter).python, more)
 
 
+def _sanitize_gpu(arguments: argparse.Namespace, options: "Options", pytest: "list[str]") -> bool:
+    """Runs compute-sanitizer over the package that is installed, if that is asked for; else checks the machine."""
+    from . import sanitize_gpu
+    from .options import OptionError, words
+
+    tools = words("TOOLS", arguments.tools)
+    sanitize_gpu.chosen(tools)
+    jobs = None
+    if arguments.jobs:
+        if not arguments.jobs.isdecimal() or int(arguments.jobs) < 1:
+            raise OptionError(f"JOBS={arguments.jobs} is no number of processes: give JOBS=8, or leave it out")
+        jobs = int(arguments.jobs)
+    if options.cuda == "cpu":
+        raise OptionError("CUDA=cpu has nothing for compute-sanitizer to see: give make sanitize for the CPU")
+    if arguments.installed:
+        sanitize_gpu.run(Path(sys.executable), arguments.compute_sanitizer or None, tools, jobs, pytest)
+        return True
+    if arguments.interpreter is None:
+        sanitize_gpu.check_machine(arguments.compute_sanitizer or None)
+    return False
+
+
 def _cell_command(arguments: argparse.Namespace) -> None:
     from .options import words
 
     options, pytest = _options(arguments), words("PYTEST", getattr(arguments, "pytest", ""))
     measure = [arguments.case] if arguments.command == "profile" else words("BENCH", getattr(arguments, "bench", ""))
+    if arguments.command == "sanitize-gpu" and _sanitize_gpu(arguments, options, pytest):
+        return
     if arguments.interpreter is None:
         _inside(arguments)
     os.environ.pop("PYTHONPATH", None)
@@ -290,6 +314,15 @@ def _cell_command(arguments: argparse.Namespace) -> None:
         wheel.try_out(options, interpreter, arguments.site)
     elif arguments.command in ("bench", "profile"):
         wheel.test(options, interpreter, "scaled_mask_softmax_cli", [arguments.command, *measure], sanitize=False)
+    elif arguments.command == "sanitize-gpu":
+        given = {
+            "--compute-sanitizer": arguments.compute_sanitizer,
+            "--tools": arguments.tools,
+            "--jobs": arguments.jobs,
+            "--pytest": arguments.pytest,
+        }
+        more = [f"{name}={value}" for name, value in given.items() if value]
+        wheel.test(options, interpreter, "release", ["sanitize-gpu", "--installed", *more], sanitize=False)
     else:
         wheel.test(options, interpreter, "pytest", pytest, sanitize=arguments.command == "sanitize")
 
@@ -464,6 +497,16 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=f"build, install and run {text} (make {name})")
         _cell_options(command)
         command.add_argument("--pytest", default="", help="arguments for pytest")
+
+    command = commands.add_parser(
+        "sanitize-gpu", help="build, install and run GPU tests under compute-sanitizer (make sanitize-gpu)"
+    )
+    _cell_options(command)
+    command.add_argument("--installed", action="store_true", help="as this Python has it: build and fetch nothing")
+    command.add_argument("--tools", default="", help='such as "memcheck racecheck"; all four without it')
+    command.add_argument("--jobs", default="", help="processes at a time; one a core without it")
+    command.add_argument("--compute-sanitizer", metavar="PATH", help="the program; this machine's without it")
+    command.add_argument("--pytest", default="", help='arguments for pytest, such as "-k float16"')
 
     command = commands.add_parser("bench", help="build, install and measure (make bench)")
     _cell_options(command)

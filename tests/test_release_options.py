@@ -49,6 +49,12 @@ def run(tmp_path, *arguments, **variables):
             ["bench", "--bench=--only 'unbalanced"],
             "BENCH=--only 'unbalanced has a quotation mark without its partner: ",
         ),
+        (
+            ["sanitize-gpu", "--tools=memcheck race"],
+            "TOOLS=race is no tool of compute-sanitizer: give some of memcheck, ",
+        ),
+        (["sanitize-gpu", "--jobs=0"], "JOBS=0 is no number of processes: give JOBS=8, or leave it out"),
+        (["sanitize-gpu", "--cuda=cpu"], "CUDA=cpu has nothing for compute-sanitizer to see: "),
         (["test", "--pytest=-k 'unbalanced"], "PYTEST=-k 'unbalanced has a quotation mark without its partner: "),
     ],
 )

@@ -1,7 +1,7 @@
 """The small set that sanitizers run: every kernel, mask, alignment and layout at least once, on few rows.
 
-On a CUDA device set PYTORCH_NO_CUDA_MEMORY_CACHING=1, so that each tensor is an allocation with a guarded end. The
-comparison with the oracle is on the CPU, so that the device runs little else than our kernels.
+`make sanitize` runs it on the CPU, `make sanitize-gpu` on CUDA devices, with what is marked so in other files.
+The comparison with the oracle is on the CPU, so that the device runs little else than our kernels.
 """
 
 from __future__ import annotations
