@@ -22,7 +22,10 @@ import torch
 REQUIRE_GPU = os.environ.get("SMS_REQUIRE_GPU", "0") not in ("", "0")
 
 hypothesis.settings.register_profile("default", derandomize=True, deadline=None, max_examples=150, database=None)
-hypothesis.settings.register_profile("deep", deadline=None, max_examples=5000, print_blob=True)
+# A profile begins with what is loaded, of which no seed is to be heeded.
+hypothesis.settings.register_profile(
+    "deep", derandomize=False, deadline=None, max_examples=5000, database=None, print_blob=True
+)
 PROFILE = os.environ.get("SMS_HYPOTHESIS_PROFILE", "default")
 hypothesis.settings.load_profile(PROFILE)
 

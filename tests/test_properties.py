@@ -5,6 +5,11 @@ SMS_HYPOTHESIS_PROFILE=deep draws thousands of cases a test, and prints how many
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import layouts
@@ -203,3 +208,43 @@ def test_any_values(device: str, data: st.DataObject) -> None:
         sink,
         from_x=False,
     )
+
+
+PROBE = """
+from hypothesis import given, settings, strategies as st
+
+drawn = []
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**60))
+def test_draws(number):
+    drawn.append(number)
+
+
+def test_shows():
+    print("drawn:", hash(tuple(drawn)))
+"""
+
+
+def test_the_deep_mode_draws_by_its_seed(tmp_path: Path) -> None:
+    """Anew in each run, and the same again from the seed that it prints."""
+    (tmp_path / "test_probe.py").write_text(PROBE)
+
+    def run(*arguments: str) -> tuple[str, str]:
+        """The seed, and what was drawn."""
+        command = [sys.executable, "-m", "pytest", "-s", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "conftest"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+        environment |= {"SMS_HYPOTHESIS_PROFILE": "deep", "PYTHONPATH": str(Path(__file__).parent)}
+        done = subprocess.run(
+            [*command, *arguments, "test_probe.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (seed,) = re.findall(r"--hypothesis-seed=(\d+)", done.stdout)
+        (drawn,) = re.findall(r"drawn: (\S+)", done.stdout)
+        return seed, drawn
+
+    first, second = run(), run()
+    assert first != second
+    assert first[1] != second[1]
+    assert run(f"--hypothesis-seed={first[0]}") == first
