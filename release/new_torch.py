@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 
-from .environments import Environment
+from .environments import Environment, own_configuration
 from .matrix import MATRIX_FILE, Matrix, read
 from .progress import StepError
 from .torch_info import cuda_label
@@ -20,9 +20,11 @@ from .torch_info import cuda_label
 _PYTHONS = 8
 
 
-def _pip(environment: Environment, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _pip(
+    environment: Environment, *arguments: str, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [str(environment.python), "-m", "pip", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, env=env, capture_output=True, text=True)
 
 
 def _order(version: str) -> tuple[int, ...]:
@@ -63,24 +65,27 @@ class Published:
 
 
 def published(environment: Environment, data: Matrix, release: str) -> Published:
-    """Asks for `release` with one Python after another. Raises StepError where there is no wheel at all."""
+    """Asks for `release` with one Python after another; where pip's configuration of this machine holds it back, once
+    more without that. Raises StepError where there is no wheel at all.
+    """
     first = min(int(python.split(".")[1]) for row in data.torch.values() for python in row.python)
-    pythons, cuda = [], ""
-    with tempfile.TemporaryDirectory() as folder:
-        options = ["--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:", "--quiet"]
-        for python in [f"3.{minor}" for minor in range(first, first + _PYTHONS)]:
-            there = ["--target", folder, "--python-version", python, "--report", "-"]
-            done = _pip(environment, "install", *options, *there, f"torch=={release}")
-            if done.returncode != 0:
-                continue
-            pythons.append(python)
-            requires = "\n".join(json.loads(done.stdout)["install"][0]["metadata"].get("requires_dist", []))
-            # The metapackage of newer releases, the runtime's own package of older ones.
-            match = re.search(r"(?:cuda-toolkit(?:\[[^\]]*\])?|nvidia-cuda-runtime(?:-cu\d+)?)==(\d+\.\d+)", requires)
-            cuda = match[1] if match else cuda
-    if not pythons or not cuda:
-        raise StepError(f"the registry has no CUDA wheel of torch {release} for any Python from 3.{first} on")
-    return Published(release, cuda, tuple(pythons))
+    for env in (None, own_configuration()):
+        pythons, cuda = [], ""
+        with tempfile.TemporaryDirectory() as folder:
+            options = ["--dry-run", "--ignore-installed", "--no-deps", "--only-binary", ":all:", "--quiet"]
+            for python in [f"3.{minor}" for minor in range(first, first + _PYTHONS)]:
+                there = ["--target", folder, "--python-version", python, "--report", "-"]
+                done = _pip(environment, "install", *options, *there, f"torch=={release}", env=env)
+                if done.returncode != 0:
+                    continue
+                pythons.append(python)
+                requires = "\n".join(json.loads(done.stdout)["install"][0]["metadata"].get("requires_dist", []))
+                # The metapackage of newer releases, the runtime's own package of older ones.
+                pattern = r"(?:cuda-toolkit(?:\[[^\]]*\])?|nvidia-cuda-runtime(?:-cu\d+)?)==(\d+\.\d+)"
+                cuda = match[1] if (match := re.search(pattern, requires)) else cuda
+        if pythons and cuda:
+            return Published(release, cuda, tuple(pythons))
+    raise StepError(f"the registry has no CUDA wheel of torch {release} for any Python from 3.{first} on")
 
 
 def row(found: Published) -> str:

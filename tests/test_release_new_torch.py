@@ -17,15 +17,18 @@ HERE = Environment(Path("/nowhere"), "3.11")
 
 @pytest.fixture
 def registry(monkeypatch):
-    """A registry that has these releases, each for these Pythons, with this requirement on CUDA."""
+    """A registry that has these releases, each for these Pythons, with this requirement on CUDA. With `cap`, pip's
+    configuration on this machine allows no newer release than that.
+    """
 
-    def make(wheels, versions="2.16.1, 2.16.0, 2.15.0, 2.14.1, 2.14.0, 2.13.0+cpu, 2.9.1"):
-        def pip(environment, *arguments):
+    def make(wheels, *, cap=None, versions="2.16.1, 2.16.0, 2.15.0, 2.14.1, 2.14.0, 2.13.0+cpu, 2.9.1"):
+        def pip(environment, *arguments, env=None):
             if arguments[:2] == ("index", "versions"):
                 return subprocess.CompletedProcess([], 0, f"torch (2.16.1)\nAvailable versions: {versions}\n", "")
             release, python = arguments[-1].removeprefix("torch=="), arguments[arguments.index("--python-version") + 1]
             pythons, requires = wheels.get(release, ((), []))
-            if python not in pythons:
+            capped = cap is not None and release > cap and (env is None or "PIP_CONFIG_FILE" not in env)
+            if python not in pythons or capped:
                 return subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution found")
             report = {"install": [{"metadata": {"requires_dist": requires}}]}
             return subprocess.CompletedProcess([], 0, json.dumps(report), "")
@@ -61,6 +64,11 @@ def test_a_new_minor(registry, requirement):
     assert not any(cell.is_proven for cell in after.cells("2.16"))
     # Nothing else has changed.
     assert text.replace(f"{new_torch.row(found)}\n", "") == TEXT
+
+
+def test_a_release_that_pip_is_told_not_to_take(registry):
+    registry({"2.16.1": (("3.11",), ["cuda-toolkit[cudart]==13.2.2"])}, cap="2.14.1")
+    assert new_torch.published(HERE, matrix.load(), "2.16.1") == new_torch.Published("2.16.1", "13.2", ("3.11",))
 
 
 def test_a_new_patch_release():
