@@ -40,7 +40,7 @@ struct BlockSegment {
 
 template <Element kElement, MaskKind kMask, int kVectors, bool kWhole, bool kDropout, typename Team>
 __device__ __forceinline__ void hold_row_forward(const ForwardArguments& arguments, const Team& team) {
-  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kWarpLanes);
+  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kVectors);
   constexpr int kHeld = kVectors + kPreceded;
   using RowScores = Scores<kElement, kMask, kWarpLanes, kHeld>;
   using Real = typename RowScores::Real;
@@ -92,7 +92,7 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
 
 template <Element kElement, bool kWhole, bool kDropout, typename Team>
 __device__ __forceinline__ void hold_row_backward(const BackwardArguments& arguments, const Team& team) {
-  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kWarpLanes);
+  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kBlockVectors);
   constexpr int kHeld = kBlockVectors + kPreceded;
   using Real = Accumulate<kElement>;
   const BlockSegment<kElement, kBlockVectors, kPreceded> segment(arguments, team);

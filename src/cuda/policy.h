@@ -164,8 +164,10 @@ constexpr MaskKind mask_for_dropout(MaskKind mask) { return mask == MaskKind::no
 constexpr bool has_whole_kernels(Element element) { return element != Element::float64; }
 
 // Whether a kernel holds its rows with columns before them, up to the vector boundary before their results (vectors.cuh).
-// Not with dropout, which draws numbers for four columns at a time; and a row that one lane has is hardly a vector.
-SMS_HOST_DEVICE constexpr bool holds_preceded(bool whole, bool dropout, int lanes) { return !whole && !dropout && lanes > 1; }
+// Not with dropout, which draws numbers for four columns at a time; nor where a lane has one vector, which would be two.
+SMS_HOST_DEVICE constexpr bool holds_preceded(bool whole, bool dropout, int vectors) {
+  return !whole && !dropout && vectors > 1;
+}
 
 // All that a choice may depend on.
 struct Question {

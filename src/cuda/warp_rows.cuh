@@ -56,7 +56,7 @@ struct GroupRows {
 template <Element kElement, MaskKind kMask, int kLanes, int kVectors, int kRows, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kWarpRowsThreads)
     warp_rows_forward(const __grid_constant__ ForwardArguments arguments) {
-  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kLanes);
+  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kVectors);
   constexpr int kHeld = kVectors + kPreceded;
   using RowScores = Scores<kElement, kMask, kLanes, kHeld>;
   using Real = typename RowScores::Real;
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
 template <Element kElement, int kLanes, int kVectors, int kRows, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kWarpRowsThreads)
     warp_rows_backward(const __grid_constant__ BackwardArguments arguments) {
-  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kLanes);
+  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kVectors);
   constexpr int kHeld = kVectors + kPreceded;
   using Real = Accumulate<kElement>;
   const int lane = threadIdx.x % kLanes;
