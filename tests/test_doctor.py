@@ -213,6 +213,12 @@ def test_mixed_files(case: Case) -> None:
     package = case.package(distributions=[distribution("1.0.0+cu130torch2.13")])
     text = "the metadata says 1.0.0+cu130torch2.13, the build record 1.0.0+cu130torch2.14"
     case.expect("mixed-files", 1, text, package=package)
+    package = case.package(distributions=[distribution("1.0.0+torch2.13")])
+    case.expect("mixed-files", 1, "the metadata says 1.0.0+torch2.13", package=package)
+
+
+def test_a_variant_wheel_is_not_mixed(case: Case) -> None:
+    assert judge(case.facts(package=case.package(distributions=[distribution("1.0.0+torch2.14")]))).status == 0
 
 
 def test_several_copies(case: Case) -> None:

@@ -334,7 +334,9 @@ def _check_package(facts: Facts, package: installed.Package, torch: installed.To
         add.add("cut-off", paths=", ".join(map(str, cut_off)))
     elif record is not None and package.distributions:
         metadata = package.distributions[0].version
-        if not package.others and metadata != record["version"]:
+        # The CUDA of a variant wheel is no part of its version.
+        variant = re.sub(r"\+[a-z0-9]*?torch", "+torch", record["version"])
+        if not package.others and metadata not in (record["version"], variant):
             add.add("mixed-files", metadata=metadata, record=record["version"])
     if package.others:
         others = ", ".join(map(str, package.others))
