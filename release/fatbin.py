@@ -133,14 +133,14 @@ def _decompressed(library: Path) -> list[Entry]:
 
 
 def kernels(entries: list[Entry], library: Path) -> dict[str, set[str]]:
-    """The mangled kernel names of each architecture with cubins, of the `entries` of `library`."""
+    """The mangled kernel names of each architecture with cubins, ascending, of the `entries` of `library`."""
     cubins = [entry for entry in entries if entry.kind == "cubin"]
     if any(entry.kernels is None for entry in cubins):
         readable = _decompressed(library)
         if sorted(entry.arch for entry in readable) != sorted(entry.arch for entry in cubins):
             raise FatbinError(f"cuobjdump reads {len(readable)} cubins of {library.name}, which holds {len(cubins)}")
         cubins = readable
-    result: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {arch: set() for arch in architectures(cubins)}
     for entry in cubins:
-        result.setdefault(entry.arch, set()).update(entry.kernels or ())
+        result[entry.arch].update(entry.kernels or ())
     return result
