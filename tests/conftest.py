@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "sanitizer: the small set of tests that sanitizers run, each kernel at least once"
     )
-    config.addinivalue_line("markers", "large: needs tens of GB of memory on the CUDA device")
+    config.addinivalue_line("markers", "large: needs tens of GB of memory")
     # Parallel workers share the cores: threads that wait for one another's turn take ten times as long.
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:

@@ -7,12 +7,24 @@ import fcntl
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import layouts
+import oracle
 import pytest
 import torch
-from checks import DTYPES, MASK_KINDS, assert_is_forward, mask_kinds, normal, random_mask, same_bits, short, verify
+from checks import (
+    DTYPES,
+    MASK_KINDS,
+    assert_is_forward,
+    assert_within,
+    mask_kinds,
+    normal,
+    random_mask,
+    same_bits,
+    short,
+    verify,
+)
+from tolerances import gradient_bound
 
 import scaled_mask_softmax as sms
 
@@ -101,23 +113,34 @@ def test_sizes_of_one_everywhere(device: str) -> None:
 
 
 @contextlib.contextmanager
-def _alone(gigabytes: int, folder: Path) -> Iterator[None]:
+def _alone(device: str, gigabytes: int, factory: pytest.TempPathFactory) -> Iterator[None]:
     """One large test at a time, whichever worker has it; skipped where the device is too small."""
-    if torch.cuda.mem_get_info()[1] < (gigabytes + 20) * 2**30:
-        pytest.skip(f"needs {gigabytes} GB of CUDA memory")
+    on_cpu = device == "cpu"
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if on_cpu else torch.cuda.mem_get_info()[1]
+    if total < (gigabytes + 20) * 2**30:
+        pytest.skip(f"needs {gigabytes} GB of {'memory' if on_cpu else 'CUDA memory'}, and 20 for the rest")
+    # Workers of one run share the folder above their own.
+    folder = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
     with open(folder / "large.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            torch.cuda.empty_cache()
+            if not on_cpu:
+                torch.cuda.empty_cache()
 
 
 @pytest.fixture
 def device_memory(cuda: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """50 GB of it. Workers of one run share the folder above their own."""
-    base = tmp_path_factory.getbasetemp()
-    with _alone(50, base.parent if "PYTEST_XDIST_WORKER" in os.environ else base):
+    """50 GB of it."""
+    with _alone(cuda, 50, tmp_path_factory):
+        yield
+
+
+@pytest.fixture
+def memory(device: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """12 GB of the device's."""
+    with _alone(device, 12, tmp_path_factory):
         yield
 
 
@@ -143,6 +166,45 @@ def test_more_than_two_to_the_31_elements(cuda: str, device_memory: None, column
     z = x.detach()
     sms.scaled_mask_softmax_(z, mask, 0.5)
     assert torch.equal(z, y)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 3, 1), (1, 1, 1)], ids=short)
+@pytest.mark.parametrize("columns", [1000, 40_000])
+def test_mask_gradient_of_more_than_two_to_the_31_elements(
+    device: str, memory: None, columns: int, shape: tuple[int, ...]
+) -> None:
+    """All weight of a row is in one cell, so that none has a gradient, but in a few rows about 0, 2^31 and the end."""
+    leading = (2, 3, 2**31 // columns // 6 + 300)
+    rows, border = math.prod(leading), 2**31 // columns
+    picked = torch.tensor([0, 1, border // 2, border - 1, border, border + 1, rows - 2, rows - 1], device=device)
+    few = normal((len(picked), columns), torch.float16, device)
+    x = torch.zeros(*leading, columns, dtype=torch.float16, device=device)
+    x[..., columns // 3] = 60_000.0
+    x.view(rows, columns)[picked] = few
+    mask = normal((*shape, columns), torch.float32, device, 1).requires_grad_()
+    grad = normal((columns,), torch.float16, device, 2)
+    # In place, so that scores and probabilities need memory once.
+    nothing = torch.zeros((), dtype=torch.float16, device=device, requires_grad=True)
+    x += nothing
+    dx: list[torch.Tensor] = []
+    x.register_hook(dx.append)
+    sms.scaled_mask_softmax_(x, mask, 0.5)
+    (dmask,) = torch.autograd.grad(x, mask, grad.expand_as(x), retain_graph=True)
+    assert not dx
+    (again, _) = torch.autograd.grad(x, (mask, nothing), grad.expand_as(x))
+    assert same_bits(again, dmask)
+
+    places = torch.unravel_index(picked, leading)
+    masks = mask.detach().expand(*leading, columns)[places]
+    y = oracle.forward(few, masks, 0.5)
+    bound = gradient_bound(torch.float16, 0.5, grad.expand_as(y), oracle.scores(few, masks, 0.5)[0])
+    assert_within(dx[0].view(rows, columns)[picked], oracle.backward(grad, y, 0.5), bound, "gradient")
+    assert dx[0].count_nonzero() == dx[0].view(rows, columns)[picked].count_nonzero() > 0
+    expected = torch.zeros_like(mask, dtype=torch.float64)
+    for change, *place in zip(oracle.backward(grad, y, 1.0), *places, strict=True):
+        expected[tuple(index if size > 1 else 0 for index, size in zip(place, shape, strict=True))] += change
+    assert_within(dmask, expected, 2 * bound.sum(dim=0), "the mask's gradient")
 
 
 @pytest.mark.large
