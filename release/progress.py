@@ -81,8 +81,8 @@ def run(
     )
     heart = threading.Thread(target=beat, daemon=True)
     heart.start()
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         with open(log, "w", encoding="utf-8") as file:
             for line in process.stdout:
                 file.write(line)
@@ -96,6 +96,7 @@ def run(
         heart.join()
         if process.poll() is None:
             process.terminate()
+        process.stdout.close()
     if code != 0:
         tail = collections.deque(lines, 25)
         sys.stdout.write("".join(tail))

@@ -115,7 +115,7 @@ def make(tmp_path, compile_library):
         forge_record=False,
         init="",
     ):
-        info = f"{PACKAGE}-{version}.dist-info"
+        info, tag = f"{PACKAGE}-{version}.dist-info", f"{python}-{abi or python}-{platform}"
         metadata = f"Metadata-Version: 2.4\nName: scaled-mask-softmax\nVersion: {version}\n"
         metadata += f"License-Expression: {expression}\n" if expression else ""
         metadata += "".join(f"Requires-Dist: {value}\n" for value in requires)
@@ -126,6 +126,7 @@ def make(tmp_path, compile_library):
             LIBRARY: library or compile_library(needs=CUDA if values["cuda"] else CPU),
             MODULE: module or compile_library(needs=MODULE_NEEDS),
             f"{info}/METADATA": metadata.encode(),
+            f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
             f"{info}/licenses/LICENSE": licence,
             f"{info}/sboms/{sbom.FILE}": sbom.text(values, "3.0.1").encode() if bill is None else bill,
             **(extra or {}),
@@ -139,7 +140,7 @@ def make(tmp_path, compile_library):
         for name, data in files.items():
             digest = hashlib.sha256(b"forged" if forge_record else data).digest()
             rows.append(f"{name},sha256={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()},{len(data)}\n")
-        path = tmp_path / f"{PACKAGE}-{file_version or version}-{python}-{abi or python}-{platform}.whl"
+        path = tmp_path / f"{PACKAGE}-{file_version or version}-{tag}.whl"
         with zipfile.ZipFile(path, "w") as archive:
             for name, data in files.items():
                 archive.writestr(name, data)
@@ -332,6 +333,24 @@ def test_the_manylinux_tag_must_be_true(make, compile_library):
         "platform",
         r"needs GLIBCXX_3\.4\.21 of libstdc\+\+\.so\.6: manylinux_2_5_x86_64 is not true",
     )
+
+
+def test_a_library_of_another_machine(make, compile_library):
+    other = {"x86_64": 183, "aarch64": 62}[MACHINE]  # EM_AARCH64, EM_X86_64
+    library = bytearray(compile_library())
+    library[18:20] = other.to_bytes(2, "little")
+    refused(make(library=bytes(library)), "platform", f"{LIBRARY} is of EM_.*, the tag says {MACHINE}")
+
+
+def test_a_record_that_is_no_table(make, tmp_path):
+    good = make()
+    bad = tmp_path / "bad" / good.name
+    bad.parent.mkdir()
+    with zipfile.ZipFile(good) as source, zipfile.ZipFile(bad, "w") as target:
+        for info in source.infolist():
+            data = source.read(info)
+            target.writestr(info, data.replace(b",", b";") if info.filename.endswith("/RECORD") else data)
+    refused(bad, "RECORD", "RECORD is not a table of paths, hashes and sizes")
 
 
 def run(*arguments):
