@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import layouts
+import pytest
 import torch
 from checks import (
     DTYPES,
@@ -129,6 +130,24 @@ def test_eager_compiled_and_composite_agree(device: str, data: st.DataObject) ->
             # A compiler may sum the gradients of a mask and a sink in another order.
             assert same_bits(other_y, y)
             assert same_bits(other_gradients["x"], gradients["x"])
+
+
+# Each case is traced several times.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@settings(max_examples=max(20, settings.default.max_examples // 10))
+@given(st.data())
+def test_opcheck_of_any_call(device: str, data: st.DataObject) -> None:
+    call = data.draw(calls(device))
+    operators = torch.ops.scaled_mask_softmax
+    x, mask, grad = call["x"], call["mask"], call["grad"]
+    place = {name: call[name] for name in ("diagonal", "window", "key_lengths")}
+    options = {**place, "sink": call["sink"]}
+    arguments = (mask, call["scale"], call["is_causal"])
+    leaf = x.detach().requires_grad_(data.draw(st.booleans()))
+    torch.library.opcheck(operators.scaled_mask_softmax.default, (leaf, *arguments), options)
+    torch.library.opcheck(operators.scaled_mask_softmax_.default, (x, *arguments), options)
+    y = sms.scaled_mask_softmax(x, *arguments, **options)
+    torch.library.opcheck(operators.scaled_mask_softmax_backward.default, (grad, y, *arguments[1:]), place)
 
 
 @given(st.data())
