@@ -18,28 +18,9 @@ inline constexpr int kBytesOf = element_bytes(kElement);
 template <Element kElement>
 inline constexpr int kCountOf = kVectorBytes / kBytesOf<kElement>;
 
-// Conversions of float16 and bfloat16 pairs, in PTX: the headers cost more time than all of a small kernel.
-__device__ __forceinline__ void unpack_float16(uint32_t pair, float& low, float& high) {
-  asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\tcvt.f32.f16 %0, l;\n\tcvt.f32.f16 %1, h;\n\t}"
-      : "=f"(low), "=f"(high)
-      : "r"(pair));
-}
-
 __device__ __forceinline__ void unpack_bfloat16(uint32_t pair, float& low, float& high) {
   low = __uint_as_float(pair << 16);
   high = __uint_as_float(pair & 0xffff0000u);
-}
-
-__device__ __forceinline__ uint32_t pack_float16(float low, float high) {
-  uint32_t pair;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-#else
-  asm("{\n\t.reg .b16 l, h;\n\tcvt.rn.f16.f32 l, %1;\n\tcvt.rn.f16.f32 h, %2;\n\tmov.b32 %0, {l, h};\n\t}"
-      : "=r"(pair)
-      : "f"(low), "f"(high));
-#endif
-  return pair;
 }
 
 // To nearest, ties to even, in integers; NaN stays NaN.
@@ -50,9 +31,7 @@ __device__ __forceinline__ uint32_t round_bfloat16(float value) {
 
 __device__ __forceinline__ uint32_t pack_bfloat16(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
+  return convert_to_bfloat16(low, high);
 #else
   return round_bfloat16(low) | (round_bfloat16(high) << 16);
 #endif
@@ -131,13 +110,7 @@ __device__ __forceinline__ Accumulate<kElement> unpack_one(const Chunk<16>& chun
 template <Element kElement>
 __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  uint32_t pair;
-  if constexpr (kElement == Element::float16) {
-    asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
-  } else {
-    asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
-  }
-  return pair;
+  return kElement == Element::float16 ? max_of_float16(a, b) : max_of_bfloat16(a, b);
 #else
   float a_low, a_high, b_low, b_high;
   unpack_pair<kElement>(a, a_low, a_high);
@@ -146,23 +119,6 @@ __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
   const float high = fmax(a_high, b_high);
   return kElement == Element::float16 ? pack_float16(low, high) : pack_bfloat16(low, high);
 #endif
-}
-
-// Four bytes of copies of a sign bit of `word` each: byte n of the result has that of byte (nibble n of kBytes) - 8.
-template <uint32_t kBytes>
-__device__ __forceinline__ uint32_t spread_signs(uint32_t word) {
-  uint32_t spread;
-#if defined(__CUDA_ARCH__)
-  // The intrinsic for prmt ignores the bit that asks for signs.
-  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(spread) : "r"(word), "n"(kBytes));
-#else
-  spread = 0;
-  for (int n = 0; n < 4; ++n) {
-    const uint32_t sign = word >> (8 * ((kBytes >> (4 * n)) - 8 & 3) + 7) & 1;
-    spread |= (sign ? 0xffu : 0u) << (8 * n);
-  }
-#endif
-  return spread;
 }
 
 // All bits of each half that has one of its lower 15 bits set: elements of a 16-bit pair that are not zero.

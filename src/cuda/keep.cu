@@ -25,9 +25,11 @@ __global__ void __launch_bounds__(kKeepThreads)
 cudaError_t launch_keep(const DropoutArguments& dropout, int64_t rows, int64_t columns, uint8_t* keep,
                         cudaStream_t stream) {
   const int64_t fours = rows * dropout.fours;
-  const auto blocks = static_cast<uint32_t>(std::min<int64_t>((fours - 1) / kKeepThreads + 1, 1 << 16));
-  keep_rows<<<blocks, kKeepThreads, 0, stream>>>(dropout, fours, columns, keep);
-  return cudaGetLastError();
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<uint32_t>(std::min<int64_t>((fours - 1) / kKeepThreads + 1, 1 << 16)));
+  config.blockDim = dim3(kKeepThreads);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, keep_rows, dropout, fours, columns, keep);
 }
 
 }  // namespace sms::cuda

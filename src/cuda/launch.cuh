@@ -15,10 +15,10 @@ namespace sms::cuda {
 template <typename Arguments>
 cudaError_t launch(void (*kernel)(Arguments), const Plan& plan, const Arguments& arguments, int64_t shared_bytes,
                    cudaStream_t stream) {
-  const auto function = reinterpret_cast<const void*>(kernel);
   if (shared_bytes > 0) {
-    const cudaError_t status = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                    static_cast<int>(shared_bytes));
+    const cudaError_t status =
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(shared_bytes));
     if (status != cudaSuccess) return status;
   }
   const uint32_t blocks = static_cast<uint32_t>(plan.blocks);
@@ -34,8 +34,7 @@ cudaError_t launch(void (*kernel)(Arguments), const Plan& plan, const Arguments&
   cluster.val.clusterDim.z = 1;
   config.attrs = &cluster;
   config.numAttrs = blocks > 1 ? 1 : 0;
-  void* parameters[] = {const_cast<Arguments*>(&arguments)};
-  return cudaLaunchKernelExC(&config, function, parameters);
+  return cudaLaunchKernelEx(&config, kernel, arguments);
 }
 
 // Calls visit(constant I) for every index I of the shapes that are compiled for this.

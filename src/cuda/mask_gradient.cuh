@@ -77,10 +77,11 @@ template <Element kElement, bool kDropout>
 cudaError_t launch_mask_gradient(const MaskGradientArguments& arguments, cudaStream_t stream) {
   // No more warps than rows to sum.
   const uint32_t warps = std::min<uint32_t>(kMaskGradientThreads / kWarpLanes, arguments.summed_rows.rows);
-  void* parameters[] = {const_cast<MaskGradientArguments*>(&arguments)};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(sum_rows_mask_gradient<kElement, kDropout>),
-                          dim3(arguments.mask_rows.rows * arguments.tiles), dim3(warps * kWarpLanes), parameters, 0,
-                          stream);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(arguments.mask_rows.rows * arguments.tiles);
+  config.blockDim = dim3(warps * kWarpLanes);
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, sum_rows_mask_gradient<kElement, kDropout>, arguments);
 }
 
 }  // namespace sms::cuda

@@ -4,7 +4,7 @@
 // busy. The block meets when the row has come, and once more for its maximum and sum.
 #pragma once
 
-#include "copy.cuh"
+#include "ptx.cuh"
 #include "segment.cuh"
 #include "sink.cuh"
 #include "team.cuh"

@@ -1,7 +1,7 @@
 // The warps that share a row, and how they share its maximum and its sums: a block's, or those of a cluster of blocks.
 #pragma once
 
-#include "cluster.cuh"
+#include "ptx.cuh"
 #include "reduce.cuh"
 
 namespace sms::cuda {

@@ -18,6 +18,7 @@
 #include "../problem.h"
 #include "arguments.h"
 #include "policy.h"
+#include "ptx.cuh"
 
 namespace sms::cuda {
 
@@ -35,31 +36,6 @@ enum class Cache { keep, stream };
 // of another one, to save registers, and the warp would wait for each in turn. Measured on an H200: .75 instead of .90
 // of a copy's speed at 2,048 columns of float16 under a float mask.
 __device__ __forceinline__ void keep_loads_together() { __syncwarp(); }
-
-// In PTX and volatile for the same reason: the compiler moves loads too.
-__device__ __forceinline__ void load_16(uint32_t (&word)[4], const char* address, bool stream) {
-#if defined(__CUDA_ARCH__)
-  if (stream) {
-    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "l"(address));
-  } else {
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-                 : "l"(address));
-  }
-#else
-  __builtin_memcpy(word, address, 16);
-#endif
-}
-
-// The address as a value of its own: the compiler would otherwise add its parts again for every access.
-__device__ __forceinline__ const char* one_address(const char* address) {
-#if defined(__CUDA_ARCH__)
-  asm("" : "+l"(address));
-#endif
-  return address;
-}
 
 template <int kBytes, Cache kCache>
 __device__ __forceinline__ Chunk<kBytes> load_aligned(const char* address) {
@@ -81,13 +57,7 @@ __device__ __forceinline__ Chunk<kBytes> load_aligned(const char* address) {
 }
 
 __device__ __forceinline__ void store_aligned(char* address, const Chunk<16>& chunk) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(chunk.word[0]), "r"(chunk.word[1]),
-               "r"(chunk.word[2]), "r"(chunk.word[3])
-               : "memory");
-#else
-  __builtin_memcpy(address, chunk.word, 16);
-#endif
+  store_16(address, chunk.word);
 }
 
 // Bytes [shift, shift + kBytes) of `low` followed by `high`, where shift = 4 * kWordShift + bits / 8.

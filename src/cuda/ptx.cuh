@@ -1,0 +1,187 @@
+// What kernels say in PTX, and the shared memory that a launch asks for: all of a device that C++ of a host cannot be.
+// tests/emulation has the same functions for a host, where it tries the kernels without a device.
+#pragma once
+
+#include <cstdint>
+
+#if defined(SMS_EMULATION)
+
+#include "emulated_ptx.h"
+
+#else
+
+namespace sms::cuda {
+
+// Loads and stores of 16 bytes. In PTX and volatile because the compiler would move the loads apart
+// (keep_loads_together()). `stream`: they are not needed again.
+__device__ __forceinline__ void load_16(uint32_t (&word)[4], const char* address, bool stream) {
+  if (stream) {
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "l"(address));
+  } else {
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "l"(address));
+  }
+}
+
+__device__ __forceinline__ void store_16(char* address, const uint32_t (&word)[4]) {
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(word[0]), "r"(word[1]), "r"(word[2]),
+               "r"(word[3])
+               : "memory");
+}
+
+// The address as a value of its own: the compiler would otherwise add its parts again for every access.
+__device__ __forceinline__ const char* one_address(const char* address) {
+  asm("" : "+l"(address));
+  return address;
+}
+
+// Conversions of pairs and their maxima: the headers that have them cost more time than all of a small kernel.
+__device__ __forceinline__ void unpack_float16(uint32_t pair, float& low, float& high) {
+  asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\tcvt.f32.f16 %0, l;\n\tcvt.f32.f16 %1, h;\n\t}"
+      : "=f"(low), "=f"(high)
+      : "r"(pair));
+}
+
+__device__ __forceinline__ uint32_t pack_float16(float low, float high) {
+  uint32_t pair;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#else
+  asm("{\n\t.reg .b16 l, h;\n\tcvt.rn.f16.f32 l, %1;\n\tcvt.rn.f16.f32 h, %2;\n\tmov.b32 %0, {l, h};\n\t}"
+      : "=r"(pair)
+      : "f"(low), "f"(high));
+#endif
+  return pair;
+}
+
+// Compute capability 8.0 and newer.
+__device__ __forceinline__ uint32_t convert_to_bfloat16(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ uint32_t max_of_float16(uint32_t a, uint32_t b) {
+  uint32_t pair;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
+__device__ __forceinline__ uint32_t max_of_bfloat16(uint32_t a, uint32_t b) {
+  uint32_t pair;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
+
+// Four bytes of copies of a sign bit of `word` each: byte n of the result has that of byte (nibble n of kBytes) - 8.
+// The intrinsic for prmt ignores the bit that asks for signs.
+template <uint32_t kBytes>
+__device__ __forceinline__ uint32_t spread_signs(uint32_t word) {
+  uint32_t spread;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(spread) : "r"(word), "n"(kBytes));
+  return spread;
+}
+
+// The shared memory that a launch asked for; 16-byte aligned.
+__device__ __forceinline__ char* launched_memory() {
+  extern __shared__ __align__(16) char memory[];
+  return memory;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies 16 bytes of device memory into a block's shared memory, both addresses aligned, and waits for nobody from
+// compute capability 8.0 on.
+__device__ __forceinline__ void copy_16(char* target, const char* source) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)), "l"(source) : "memory");
+#else
+  *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(source);
+#endif
+}
+
+// Waits for this thread's copies; a barrier then tells of everyone's.
+__device__ __forceinline__ void wait_for_copies() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Clusters of blocks: compute capability 9.0 and newer.
+__device__ __forceinline__ uint32_t cluster_block() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ uint32_t cluster_number() {
+  uint32_t number;
+  asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+  return number;
+}
+
+__device__ __forceinline__ uint32_t cluster_blocks() {
+  uint32_t count;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+  return count;
+}
+
+// First half of a barrier that orders nothing: the second half tells that every block of the cluster has begun.
+__device__ __forceinline__ void cluster_arrive_unordered() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// A barrier in shared memory, for one use, that counts the bytes that blocks of the cluster send to this one. Unlike a
+// barrier of the cluster it has nobody wait for earlier stores, and costs no fence of all memory.
+struct ByteBarrier {
+  uint64_t state;
+
+  // By one thread, before the cluster's first barrier: how many bytes will come.
+  __device__ __forceinline__ void expect(uint32_t bytes) {
+    asm volatile(
+        "{\n\t.reg .b64 token;\n\tmbarrier.init.shared::cta.b64 [%0], 1;\n\t"
+        "fence.mbarrier_init.release.cluster;\n\t"
+        "mbarrier.arrive.expect_tx.shared::cta.b64 token, [%0], %1;\n\t}" ::"r"(shared_address(&state)),
+        "r"(bytes)
+        : "memory");
+  }
+
+  // Until they are there, and visible.
+  __device__ __forceinline__ void wait() {
+    uint32_t done;
+    do {
+      asm volatile(
+          "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n\t"
+          "selp.u32 %0, 1, 0, p;\n\t}"
+          : "=r"(done)
+          : "r"(shared_address(&state))
+          : "memory");
+    } while (done == 0);
+  }
+};
+
+// Sends a number to where `target`, in this block's shared memory, lies in that of block `rank` of the cluster.
+template <typename Real>
+__device__ __forceinline__ void send_to_block(Real* target, ByteBarrier* barrier, uint32_t rank, Real value) {
+  uint32_t remote, remote_barrier;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(target)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote_barrier) : "r"(shared_address(&barrier->state)), "r"(rank));
+  if constexpr (sizeof(Real) == 8) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(remote),
+                 "l"(__double_as_longlong(value)), "r"(remote_barrier)
+                 : "memory");
+  } else {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
+                 "r"(__float_as_uint(value)), "r"(remote_barrier)
+                 : "memory");
+  }
+}
+
+}  // namespace sms::cuda
+
+#endif
