@@ -93,6 +93,16 @@ def _ascending(archs: set[str]) -> list[str]:
     return sorted(archs, key=lambda arch: (tuple(map(int, arch.rstrip("af").split("."))), arch))
 
 
+@dataclass(frozen=True)
+class Resources:
+    """What a kernel takes of a multiprocessor, for each thread."""
+
+    arch: str
+    kernel: str  # mangled
+    registers: int
+    stack: int  # bytes outside registers: what did not fit them
+
+
 def architectures(entries: list[Entry]) -> list[str]:
     return _ascending({entry.arch for entry in entries if entry.kind == "cubin"})
 
@@ -111,20 +121,25 @@ def cuobjdump() -> Path | None:
     return next((program for program in programs if program.is_file()), None)
 
 
-def _decompressed(library: Path) -> list[Entry]:
-    """The cubins of `library`, whose kernels cuobjdump makes readable."""
+def _run_cuobjdump(library: Path, *arguments: str, folder: Path | None = None) -> str:
     program = cuobjdump()
     if program is None:
         raise FatbinError(
-            f"{library.name} holds compressed cubins, and cuobjdump, which reads them, is not here: install it with "
+            f"cuobjdump, which reads the cubins of {library.name}, is not here: install it with "
             f"python -m pip install {CUOBJDUMP}"
         )
+    command = [program, *arguments, library.resolve()]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if result.returncode != 0:
+        text = " ".join((result.stderr or result.stdout).split())
+        raise FatbinError(f"{program} cannot read the cubins of {library.name}: {text}")
+    return result.stdout
+
+
+def _decompressed(library: Path) -> list[Entry]:
+    """The cubins of `library`, whose kernels cuobjdump makes readable."""
     with tempfile.TemporaryDirectory() as folder:
-        command: list[str | Path] = [program, "-xelf", "all", library.resolve()]
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        if result.returncode != 0:
-            text = " ".join((result.stderr or result.stdout).split())
-            raise FatbinError(f"{program} cannot read the compressed cubins of {library.name}: {text}")
+        _run_cuobjdump(library, "-xelf", "all", folder=Path(folder))
         found = []
         for path in Path(folder).iterdir():
             if match := re.search(r"\.sm_(\d+)(\d[af]?)\.cubin$", path.name):
@@ -144,3 +159,18 @@ def kernels(entries: list[Entry], library: Path) -> dict[str, set[str]]:
     for entry in cubins:
         result[entry.arch].update(entry.kernels or ())
     return result
+
+
+def resources(library: Path) -> list[Resources]:
+    """Those of every kernel in the cubins of `library`, as the assembler noted them."""
+    found = []
+    arch = kernel = ""
+    for line in _run_cuobjdump(library, "--dump-resource-usage").splitlines():
+        if match := re.match(r"arch = sm_(\d+)(\d[af]?)$", line):
+            arch = f"{match[1]}.{match[2]}"
+        elif match := re.match(r" Function (\S+):$", line):
+            kernel = match[1]
+        elif kernel and (match := re.match(r"  REG:(\d+) STACK:(\d+) ", line)):
+            found.append(Resources(arch, kernel, int(match[1]), int(match[2])))
+            kernel = ""
+    return found

@@ -1,8 +1,11 @@
-// Lists the kernels that the policy can choose, by how their symbols begin in a cubin. For release/verify.py.
+// Lists the kernels that the policy can choose: how their symbols begin in a cubin, and the threads of their largest
+// block. For release/verify.py.
 #include <cstdio>
 
 #include "../src/cuda/policy.h"
 
 int main() {
-  for (const sms::cuda::Kernel& kernel : sms::cuda::all_kernels()) std::puts(kernel.symbol_prefix().c_str());
+  for (const sms::cuda::Kernel& kernel : sms::cuda::all_kernels()) {
+    std::printf("%s %d\n", kernel.symbol_prefix().c_str(), kernel.threads());
+  }
 }

@@ -28,6 +28,11 @@ PACKAGE = wheel_file.NAME
 LIBRARY = f"{PACKAGE}/lib{PACKAGE}.so"
 MODULE = f"{PACKAGE}/_C.*.so"
 
+# Of a multiprocessor, on every architecture; a warp takes them by 8 a thread.
+_REGISTERS = 65536
+# So few warps still keep memory busy, and so few bytes a thread stay in the nearest cache.
+_LEAST_WARPS, _MOST_STACK = 16, 128
+
 # What a library of ours may ask for beside what `_brought` says: the C and C++ libraries of every Linux.
 _SYSTEM = {
     f"lib{name}" for name in ("stdc++.so.6", "gcc_s.so.1", "c.so.6", "m.so.6", "dl.so.2", "pthread.so.0", "rt.so.1")
@@ -233,15 +238,19 @@ def _check_bill(wheel: WheelFile, build: dict[str, Any]) -> None:
         raise VerifyError(f"{path}: {problem}")
 
 
-def policy_kernels() -> list[str]:
-    """How the symbols of the kernels that the policy can choose begin, from the policy's own source."""
+def policy_kernels() -> dict[str, int]:
+    """How the symbols of the kernels that the policy can choose begin, and the threads of each one's largest block.
+
+    From the policy's own source.
+    """
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "kernels")
         source = Path(__file__).with_name("kernels.cpp")
         command = [*cxx_compiler().split(), "-std=c++20", "-o", str(program), str(source)]
         result = subprocess.run(command, capture_output=True, text=True)
         _require(result.returncode == 0, f"the list of kernels does not compile: {result.stderr}")
-        return subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+        lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout.splitlines()
+        return {prefix: int(threads) for prefix, threads in map(str.split, lines)}
 
 
 def check_kernels(present: dict[str, set[str]], wanted: Iterable[str]) -> None:
@@ -252,6 +261,22 @@ def check_kernels(present: dict[str, set[str]], wanted: Iterable[str]) -> None:
         _require(not missing, f"no cubin for {arch} of {len(missing)} kernels, the first {missing[:1]}")
         more = sorted(name for name in names if not name.startswith(prefixes))
         _require(not more, f"the policy never chooses {len(more)} kernels of {arch}, the first {more[:1]}")
+
+
+def check_resources(found: Iterable[fatbin.Resources], wanted: dict[str, int]) -> None:
+    """No kernel keeps much outside registers, and a multiprocessor has registers for enough warps of each."""
+    for kernel in found:
+        threads = next((wanted[prefix] for prefix in wanted if kernel.kernel.startswith(prefix)), None)
+        _require(threads is not None, f"the policy never chooses {kernel.kernel} of {kernel.arch}")
+        takes = f"{kernel.kernel} for {kernel.arch} takes {kernel.registers} registers and {kernel.stack} bytes of stack"
+        _require(kernel.stack <= _MOST_STACK, f"{takes} a thread, and is to take {_MOST_STACK} bytes at most")
+        block = (threads or 0) // 32
+        warps = _REGISTERS // (math.ceil(kernel.registers / 8) * 8 * 32) // block * block
+        _require(
+            warps >= _LEAST_WARPS,
+            f"{takes} a thread: a multiprocessor has registers for {warps} warps of it, and is to have them for "
+            f"{_LEAST_WARPS}",
+        )
 
 
 class _Gates:
@@ -292,7 +317,9 @@ def _check_code(wheel: WheelFile, build: dict[str, Any], gate: _Gates) -> int:
                 return 0
             wanted = policy_kernels()
             check_kernels(fatbin.kernels(entries, library), wanted)
-            return len(wanted)
+        with gate("resources"):
+            check_resources(fatbin.resources(library), wanted)
+        return len(wanted)
 
 
 def _check_matrix(build: dict[str, Any], platform: str) -> None:

@@ -301,8 +301,48 @@ def test_compressed_cubins_that_cuobjdump_does_not_read(compressed, program):
 def test_a_cuobjdump_that_fails(compressed, program):
     entries = fatbin.read(compressed)
     program(READABLE, status=3)
-    with pytest.raises(fatbin.FatbinError, match=r"cuobjdump cannot read the compressed cubins of lib\.so: broken$"):
+    with pytest.raises(fatbin.FatbinError, match=r"cuobjdump cannot read the cubins of lib\.so: broken$"):
         fatbin.kernels(entries, compressed)
+
+
+def test_resources(compressed, monkeypatch, tmp_path):
+    program = tmp_path / "cuobjdump"
+    program.write_text(
+        """#!/bin/sh
+[ "$1" = --dump-resource-usage ] || exit 9
+cat <<'END'
+
+Fatbin elf code:
+================
+arch = sm_75
+code version = [1,8]
+compressed
+
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function _Zone:
+  REG:64 STACK:40 SHARED:256 LOCAL:0 CONSTANT[0]:1008 TEXTURE:0 SURFACE:0 SAMPLER:0
+ Function _Ztwo:
+  REG:32 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:1008 TEXTURE:0 SURFACE:0 SAMPLER:0
+
+Fatbin elf code:
+================
+arch = sm_100f
+
+Resource usage:
+ Function _Zone:
+  REG:255 STACK:8 SHARED:0 LOCAL:0
+END
+"""
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(fatbin, "cuobjdump", lambda: program)
+    assert fatbin.resources(compressed) == [
+        fatbin.Resources("7.5", "_Zone", 64, 40),
+        fatbin.Resources("7.5", "_Ztwo", 32, 0),
+        fatbin.Resources("10.0f", "_Zone", 255, 8),
+    ]
 
 
 def test_without_cuobjdump_the_command_that_installs_it_is_named(compressed, monkeypatch):

@@ -434,7 +434,8 @@ def test_an_incomplete_wheel(make, monkeypatch, cuda, architectures, ptx, messag
     entries = [fatbin.Entry("cubin", arch, frozenset()) for arch in architectures]
     entries += [fatbin.Entry("ptx", arch, None) for arch in ptx]
     monkeypatch.setattr(fatbin, "read", lambda library: entries)
-    monkeypatch.setattr(verify, "policy_kernels", list)
+    monkeypatch.setattr(verify, "policy_kernels", dict)
+    monkeypatch.setattr(fatbin, "resources", lambda library: [])
     label = "cu" + cuda.replace(".", "")
     build = {"cuda": cuda, "architectures": architectures, "ptx": ptx}
     wheel = make(version=f"1.0.0+{label}torch2.14", build=build)
@@ -471,14 +472,38 @@ def test_the_installed_library_holds_every_kernel():
         present = fatbin.kernels(entries, library)
         assert list(present) == build["architectures"]
         verify.check_kernels(present, verify.policy_kernels())
+        resources = fatbin.resources(library)
+        assert {(kernel.arch, kernel.kernel) for kernel in resources} == {
+            (arch, name) for arch, names in present.items() for name in names
+        }
+        verify.check_resources(resources, verify.policy_kernels())
 
 
 def test_a_lost_kernel(make, monkeypatch):
     entries = [fatbin.Entry("cubin", "9.0", frozenset({"_Zfirst"}))]
     monkeypatch.setattr(fatbin, "read", lambda library: entries)
-    monkeypatch.setattr(verify, "policy_kernels", lambda: ["_Zfirst", "_Zsecond"])
+    monkeypatch.setattr(verify, "policy_kernels", lambda: {"_Zfirst": 128, "_Zsecond": 128})
     wheel = make(version="1.0.0+cu130torch2.14", build={"cuda": "13.0", "architectures": ["9.0"]})
     refused(wheel, "kernels", "no cubin for 9.0 of 1 kernels, the first")
+
+
+@pytest.mark.parametrize(
+    ("registers", "stack", "message"),
+    [
+        (64, 136, r"_Zfirst for 9\.0 takes 64 registers and 136 bytes of stack a thread, and is to take 128 bytes at most"),
+        # 512 threads of 128 registers fill a multiprocessor.
+        (129, 0, "takes 129 registers and 0 bytes of stack a thread: a multiprocessor has registers for 0 warps of it"),
+    ],
+)
+def test_a_kernel_that_takes_too_much(make, monkeypatch, registers, stack, message):
+    monkeypatch.setattr(fatbin, "read", lambda library: [fatbin.Entry("cubin", "9.0", frozenset({"_Zfirst"}))])
+    monkeypatch.setattr(verify, "policy_kernels", lambda: {"_Zfirst": 512})
+    found = fatbin.Resources("9.0", "_Zfirst", 128, 128)
+    monkeypatch.setattr(fatbin, "resources", lambda library: [found])
+    wheel = make(version="1.0.0+cu130torch2.14", build={"cuda": "13.0", "architectures": ["9.0"]})
+    assert verify.verify(wheel).gates == (*GATES[:-2], "resources", *GATES[-2:])
+    found = dataclasses.replace(found, registers=registers, stack=stack)
+    refused(wheel, "resources", message)
 
 
 def test_every_patch_release_is_asked(make, monkeypatch, tmp_path):

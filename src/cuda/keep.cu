@@ -4,8 +4,6 @@
 
 namespace sms::cuda {
 
-inline constexpr int kKeepThreads = 256;
-
 // Each thread takes fours of columns in turn.
 __global__ void __launch_bounds__(kKeepThreads)
     keep_rows(const __grid_constant__ DropoutArguments arguments, int64_t fours, int64_t columns, uint8_t* keep) {

@@ -121,6 +121,8 @@ inline constexpr int kStreamThreads = 512;
 // The gradient of a mask: warps of a block share the rows to sum, so that a small mask still has rows in flight.
 inline constexpr int kMaskGradientThreads = 256;
 
+inline constexpr int kKeepThreads = 256;
+
 // What is compiled: float64 rows are rare, so one shape of warp_rows serves them; the other elements get every shape.
 // Masks multiply forward kernels only. Everything else (band, column stride, number of warps, row dimensions) is
 // decided at run time, uniformly for a warp.
@@ -280,6 +282,20 @@ struct Kernel {
   int rows;     // template argument of warp_rows, 0 for the others
   bool whole;    // template argument
   bool dropout;  // template argument of all but cluster_row and shared_row
+
+  // Of its largest block.
+  int threads() const {
+    switch (strategy) {
+      case Strategy::warp_rows: return kWarpRowsThreads;
+      case Strategy::block_row: return dropout ? kDropoutBlockThreads : kBlockThreads;
+      case Strategy::cluster_row: return kBlockThreads;
+      case Strategy::shared_row: return kSharedThreads;
+      case Strategy::stream_row: return kStreamThreads;
+      case Strategy::sum_rows: return kMaskGradientThreads;
+      case Strategy::keep_rows: return kKeepThreads;
+    }
+    return 0;
+  }
 
   // How the name of its symbol in a cubin begins (Itanium mangling of sms::cuda::<strategy>_<direction><...>); that of
   // keep_rows is no template.
