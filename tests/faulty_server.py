@@ -23,7 +23,8 @@ class Server(http.server.ThreadingHTTPServer):
     """Serves a folder, ranges included. What it does wrong is a fault for each end of a path, by name:
 
     drop: (bytes, times) closes the connection after so many bytes of an answer, so often
-    stall: the place in the file where answers stop, until `go` is set
+    stall: the place in the file where answers stop, and end once `go` is set
+    hold: the place in the file where answers wait until `go` is set
     slow: seconds before each piece of 64 KiB, or of `piece` bytes
     status: (code, times), with `headers`
     redirect: an address
@@ -127,6 +128,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _send(self, data: bytes, what: dict[str, Any], start: int) -> None:
         limit = _times(what, "drop")
         stall = max(0, what["stall"] - start) if "stall" in what else None
+        hold = what.get("hold")
         sent = 0
         while sent < len(data):
             piece = data[sent : sent + what.get("piece", 1 << 16)]
@@ -139,9 +141,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.wfile.write(piece[: stall - sent])
                 self.wfile.flush()
                 self.server.stalled.set()
-                self.server.go.wait(60)
+                self.server.go.wait(600)
                 self.close_connection = True
                 return
+            if hold is not None and start + sent >= hold:
+                self.server.stalled.set()
+                self.server.go.wait(600)
             time.sleep(what.get("slow", 0))
             self.wfile.write(piece)
             sent += len(piece)

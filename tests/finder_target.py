@@ -81,7 +81,7 @@ class Target:
             env=self.environment(**variables),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             preexec_fn=before,
             cwd=self.folder,
         )

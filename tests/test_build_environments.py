@@ -20,7 +20,7 @@ def test_one_run_at_a_time_makes_a_folder(tmp_path: Path, capsys) -> None:
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(300)
     with environments.locked(path):
         order.append("second")
     thread.join()

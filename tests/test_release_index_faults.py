@@ -34,7 +34,7 @@ def start(site, *arguments, **options):
 
 
 def finish(process):
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     return process.returncode, errors
 
 

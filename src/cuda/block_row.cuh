@@ -78,14 +78,12 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   } else {
     Chunk<16> result[kHeld];
     scores.normalize(result, factor);
-    if constexpr (kPreceded) {
-      segment.ahead.template store<kWarpLanes>(y, result, segment.extent, segment.lane);
-    } else if constexpr (kDropout) {
+    if constexpr (kDropout) {
       if (blockIdx.x == 0 && threadIdx.x == 0) store_random_state(arguments);
       store_with_dropout<kElement, kWarpLanes>(result, factor != factor, arguments, segment.place.output + bytes,
                                                team.row(), segment.start, segment.extent, segment.lane);
     } else {
-      store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(y, result, segment.extent, segment.lane);
+      segment.ahead.template store<kWarpLanes, kWhole>(y, result, segment.extent, segment.lane);
     }
   }
 }
@@ -117,12 +115,8 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
   Chunk<16> result[kHeld];
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) result[k] = raw.result(k, dot, scale_of<Real>(arguments));
-  char* dx = arguments.dx + segment.place.output + bytes;
-  if constexpr (kPreceded) {
-    segment.ahead.template store<kWarpLanes>(dx, result, segment.extent, segment.lane);
-  } else {
-    store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(dx, result, segment.extent, segment.lane);
-  }
+  segment.ahead.template store<kWarpLanes, kWhole>(arguments.dx + segment.place.output + bytes, result, segment.extent,
+                                                   segment.lane);
 }
 
 template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>

@@ -66,11 +66,15 @@ struct Ahead {
     return sum;
   }
 
-  template <int kLanes, int kVectors>
+  template <int kLanes, bool kWhole, int kVectors>
   __device__ __forceinline__ void store(char* segment, const Chunk<16> (&value)[kVectors], const Extent& extent,
                                         int lane) const {
     constexpr int kBytes = kBytesOf<kElement>;
-    store_preceded<kLanes, kBytes>(segment - columns * kBytes, value, extent, columns, lane);
+    if constexpr (kPreceded) {
+      store_preceded<kLanes, kBytes>(segment - columns * kBytes, value, extent, columns, lane);
+    } else {
+      store_vectors<kLanes, kWhole, kBytes>(segment, value, extent, lane);
+    }
   }
 };
 

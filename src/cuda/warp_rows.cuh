@@ -109,14 +109,12 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
     } else {
       Chunk<16> result[kHeld];
       scores[r].normalize(result, factor);
-      if constexpr (kPreceded) {
-        rows.ahead[r].template store<kLanes>(y, result, rows.extent[r], lane);
-      } else if constexpr (kDropout) {
+      if constexpr (kDropout) {
         if (rows.number(r) == 0 && lane == 0) store_random_state(arguments);
         store_with_dropout<kElement, kLanes>(result, factor != factor, arguments, rows.place[r].output, rows.number(r),
                                              0, rows.extent[r], lane);
       } else {
-        store_vectors<kLanes, kWhole, kBytesOf<kElement>>(y, result, rows.extent[r], lane);
+        rows.ahead[r].template store<kLanes, kWhole>(y, result, rows.extent[r], lane);
       }
     }
   }
@@ -135,11 +133,10 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   RawGradients<kElement, kLanes, kHeld, kWhole> raw[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    const int grad_stride = arguments.grad_expanded ? 0 : kBytesOf<kElement>;
     raw[r].template load<Cache::stream>(
         arguments, rows.ahead[r].before(arguments.y + rows.place[r].input, kBytesOf<kElement>),
-        rows.ahead[r].before(arguments.grad + rows.place[r].second, 
-                              arguments.grad_expanded ? 0 : kBytesOf<kElement>),
-        rows.extent[r], lane);
+        rows.ahead[r].before(arguments.grad + rows.place[r].second, grad_stride), rows.extent[r], lane);
   }
   keep_loads_together();
 
@@ -158,12 +155,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) result[k] = raw[r].result(k, dot[r], scale_of<Real>(arguments));
     if (arguments.dx != nullptr) {
-      char* dx = arguments.dx + rows.place[r].output;
-      if constexpr (kPreceded) {
-        rows.ahead[r].template store<kLanes>(dx, result, rows.extent[r], lane);
-      } else {
-        store_vectors<kLanes, kWhole, kBytesOf<kElement>>(dx, result, rows.extent[r], lane);
-      }
+      rows.ahead[r].template store<kLanes, kWhole>(arguments.dx + rows.place[r].output, result, rows.extent[r], lane);
     }
     if (arguments.dots.data != nullptr && lane == 0 && rows.number(r) < arguments.rows.rows) {
       store_row_value(arguments, arguments.dots, rows.number(r), dot[r]);
