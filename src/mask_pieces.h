@@ -19,12 +19,8 @@ inline void advance(MaskGradientProblem& problem, const RowDim& dim, int64_t ind
   problem.grad = offset_pointer(problem.grad, index * dim.stride[kSecond] * bytes);
   problem.gradient =
       offset_pointer(problem.gradient, index * dim.stride[kOutput] * (problem.gradient_float32 ? 4 : bytes));
-  problem.band.begin += index * dim.stride[kQuery];
-  problem.band.end += index * dim.stride[kQuery];
-  problem.key_lengths =
-      offset_pointer(problem.key_lengths, index * dim.stride[kBatch] * key_length_bytes(problem.key_lengths_64));
   problem.dots = offset_pointer(problem.dots, index * dim.stride[kStatistic] * statistic_bytes(problem.element));
-  problem.dropout.first_row += index * dim.stride[kStatistic];
+  advance_cells(problem, dim, index);
 }
 
 inline void remove_dims(MaskGradientProblem& problem, int begin, int end) {

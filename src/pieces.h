@@ -24,22 +24,28 @@ inline int sink_bytes(const ForwardProblem& problem) {
   return problem.sink_float32 ? 4 : element_bytes(problem.element);
 }
 
-// Moves the origin of `problem` by `index` steps along `dim`. The query index moves through the band.
+// Moves what says which cells take part, the same of every problem. The query index moves through the band.
+template <typename Problem>
+void advance_cells(Problem& problem, const RowDim& dim, int64_t index) {
+  problem.band.begin += index * dim.stride[kQuery];
+  problem.band.end += index * dim.stride[kQuery];
+  problem.key_lengths =
+      offset_pointer(problem.key_lengths, index * dim.stride[kBatch] * key_length_bytes(problem.key_lengths_64));
+  problem.dropout.first_row += index * dim.stride[kStatistic];
+}
+
+// Moves the origin of `problem` by `index` steps along `dim`.
 inline void advance(ForwardProblem& problem, const RowDim& dim, int64_t index) {
   const int64_t bytes = element_bytes(problem.element);
   problem.x = offset_pointer(problem.x, index * dim.stride[kInput] * bytes);
   problem.mask = offset_pointer(
       problem.mask, index * dim.stride[kSecond] * mask_element_bytes(problem.mask_kind, problem.element));
   problem.y = offset_pointer(problem.y, index * dim.stride[kOutput] * bytes);
-  problem.band.begin += index * dim.stride[kQuery];
-  problem.band.end += index * dim.stride[kQuery];
-  problem.key_lengths =
-      offset_pointer(problem.key_lengths, index * dim.stride[kBatch] * key_length_bytes(problem.key_lengths_64));
   problem.sink = offset_pointer(problem.sink, index * dim.stride[kHead] * sink_bytes(problem));
   problem.sink_probability =
       offset_pointer(problem.sink_probability, index * dim.stride[kStatistic] * statistic_bytes(problem.element));
   problem.before_dropout = offset_pointer(problem.before_dropout, index * dim.stride[kOutput] * bytes);
-  problem.dropout.first_row += index * dim.stride[kStatistic];
+  advance_cells(problem, dim, index);
 }
 
 inline void advance(BackwardProblem& problem, const RowDim& dim, int64_t index) {
@@ -47,12 +53,8 @@ inline void advance(BackwardProblem& problem, const RowDim& dim, int64_t index) 
   problem.y = offset_pointer(problem.y, index * dim.stride[kInput] * bytes);
   problem.grad = offset_pointer(problem.grad, index * dim.stride[kSecond] * bytes);
   problem.dx = offset_pointer(problem.dx, index * dim.stride[kOutput] * bytes);
-  problem.band.begin += index * dim.stride[kQuery];
-  problem.band.end += index * dim.stride[kQuery];
-  problem.key_lengths =
-      offset_pointer(problem.key_lengths, index * dim.stride[kBatch] * key_length_bytes(problem.key_lengths_64));
   problem.dots = offset_pointer(problem.dots, index * dim.stride[kStatistic] * statistic_bytes(problem.element));
-  problem.dropout.first_row += index * dim.stride[kStatistic];
+  advance_cells(problem, dim, index);
 }
 
 // Calls run(piece) on problems that together cover `problem`, each with at most max_dims row dimensions and at most
