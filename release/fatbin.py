@@ -128,7 +128,7 @@ def _run_cuobjdump(library: Path, *arguments: str, folder: Path | None = None) -
             f"cuobjdump, which reads the cubins of {library.name}, is not here: install it with "
             f"python -m pip install {CUOBJDUMP}"
         )
-    command = [program, *arguments, library.resolve()]
+    command: list[str | Path] = [program, *arguments, library.resolve()]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if result.returncode != 0:
         text = " ".join((result.stderr or result.stdout).split())

@@ -268,7 +268,8 @@ def check_resources(found: Iterable[fatbin.Resources], wanted: dict[str, int]) -
     for kernel in found:
         threads = next((wanted[prefix] for prefix in wanted if kernel.kernel.startswith(prefix)), None)
         _require(threads is not None, f"the policy never chooses {kernel.kernel} of {kernel.arch}")
-        takes = f"{kernel.kernel} for {kernel.arch} takes {kernel.registers} registers and {kernel.stack} bytes of stack"
+        usage = f"{kernel.registers} registers and {kernel.stack} bytes of stack"
+        takes = f"{kernel.kernel} for {kernel.arch} takes {usage}"
         _require(kernel.stack <= _MOST_STACK, f"{takes} a thread, and is to take {_MOST_STACK} bytes at most")
         block = (threads or 0) // 32
         warps = _REGISTERS // (math.ceil(kernel.registers / 8) * 8 * 32) // block * block
