@@ -89,6 +89,11 @@ def read(library: Path) -> list[Entry]:
     ]
 
 
+def is_compressed(section: bytes) -> bool:
+    """Whether a section of GPU code holds cubins that only cuobjdump reads: its bytes are as good as random."""
+    return any(entry.kind == "cubin" and entry.kernels is None for entry in _entries(section))
+
+
 def _ascending(archs: set[str]) -> list[str]:
     return sorted(archs, key=lambda arch: (tuple(map(int, arch.rstrip("af").split("."))), arch))
 

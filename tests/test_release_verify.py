@@ -250,7 +250,27 @@ def test_paths_of_the_building_machine(make, compile_library):
     code = 'extern "C" const char* answer() {{ return "{}"; }}'
     leak = compile_library(code.format("at /home/someone/env/torch/include/ATen/core/TensorBase.h:12"))
     refused(make(library=leak), "paths", r"names /home/someone/env/torch/include/ATen/core/TensorBase\.h, a file of")
-    verify.verify(make(library=compile_library(code.format("at torch/include/ATen/core/TensorBase.h:12"))))
+    for harmless in ("at torch/include/ATen/core/TensorBase.h:12", "^/p.h~"):
+        verify.verify(make(library=compile_library(code.format(harmless))))
+
+
+def test_compressed_code_names_no_paths(make, compile_library, monkeypatch):
+    """What compression leaves is any bytes, and was taken for a path."""
+    code = '__attribute__((section(".nv_fatbin"))) char data[] = "/a/p.h"; extern "C" char* answer() { return data; }'
+    library = compile_library(code)
+    monkeypatch.setattr(fatbin, "is_compressed", lambda section: b"/a/p.h" in section)
+    monkeypatch.setattr(fatbin, "read", lambda library: [])
+    verify.verify(make(library=library))
+    monkeypatch.setattr(fatbin, "is_compressed", lambda section: False)
+    refused(make(library=library), "paths", r"names /a/p\.h, a file of")
+
+
+def test_what_is_compressed():
+    build, library = scaled_mask_softmax.build_info(), Path(scaled_mask_softmax.library_path())
+    code = [contents for name, contents in fatbin.sections(library.read_bytes()) if name == ".nv_fatbin"]
+    assert len(code) == (build["cuda"] is not None)
+    for section in code:
+        assert fatbin.is_compressed(section) == (int(build["cuda_compiler"].split(".")[0]) >= 13)
 
 
 def test_symbols(make, compile_library, stubs, tmp_path):
