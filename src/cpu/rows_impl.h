@@ -680,6 +680,14 @@ SMS_INLINE void fetch_columns(const char* row, int64_t column) {
   for (int64_t at = 0; at < columns * bytes; at += kLineBytes) __builtin_prefetch(row + column * bytes + at, to_write);
 }
 
+// Among short rows that lie one after another: what is as long as one, some rows further. Masked loads and stores of
+// AVX-512 do not make the processor fetch by itself: backward of 64 columns past the caches took 2.3 times as long.
+template <bool to_write = false>
+SMS_INLINE void fetch_short_row(const char* row, int64_t bytes) {
+  constexpr int64_t kDistance = 1024;
+  for (int64_t at = 0; at < bytes; at += kLineBytes) __builtin_prefetch(row + kDistance + at, to_write);
+}
+
 // ---- Forward ----
 
 // What is fetched while a row's exponentials are computed, which leaves memory idle: the row of y that is written after
@@ -1083,6 +1091,9 @@ struct Backward {
     char* dx = static_cast<char*>(run.dx);
     const int64_t columns = run.columns;
     for (int64_t row = 0; row < run.rows; ++row, y += run.y_step, grad += run.grad_step, dx += run.dx_step) {
+      fetch_short_row(y, columns * kBytes);
+      if (grad_stride != 0) fetch_short_row(grad, columns * kBytes);
+      fetch_short_row</*to_write=*/true>(dx, columns * kBytes);
       const Backward backward(y, grad, nullptr, live_lanes(run.live, columns, row));
       const Factors factors(run.scale, sum_short<Compute>(columns, [&](int64_t column) __attribute__((always_inline)) {
         return backward.product(column, backward.live);
@@ -1095,7 +1106,8 @@ struct Backward {
   }
 
   static void rows(const BackwardRun& run) {
-    if (run.columns <= kShortColumns<Compute>) {
+    // Two blocks of 64 columns take half as long again when they are walked so.
+    if (run.columns <= (kVectorBytes == 64 ? kBlockColumns : kShortColumns<Compute>)) {
       short_rows(run);
       return;
     }
