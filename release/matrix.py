@@ -154,17 +154,19 @@ class Matrix:
 
 def _strings(table: dict[str, Any], key: str, pattern: str, where: str) -> tuple[str, ...]:
     values = table[key]
-    if not isinstance(values, list) or not values or len(set(values)) != len(values):
+    if not isinstance(values, list) or not values:
         raise _Wrong(where, f"{key} must be a list without duplicates, not {values!r}", key)
     for value in values:
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+        if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
             raise _Wrong(where, f"{value!r} in {key} does not match {pattern}", key)
+    if len(set(values)) != len(values):
+        raise _Wrong(where, f"{key} must be a list without duplicates, not {values!r}", key)
     return tuple(values)
 
 
 def _string(table: dict[str, Any], key: str, pattern: str, where: str) -> str:
     value = table[key]
-    if not isinstance(value, str) or not re.fullmatch(pattern, value):
+    if not isinstance(value, str) or not re.fullmatch(pattern, value, re.ASCII):
         raise _Wrong(where, f"{key} = {value!r} does not match {pattern}", key)
     return value
 
@@ -176,7 +178,9 @@ def _integer(table: dict[str, Any], key: str, where: str) -> int:
     return value
 
 
-def _keys(table: dict[str, Any], required: set[str], optional: set[str], where: str) -> None:
+def _keys(table: Any, required: set[str], optional: set[str], where: str) -> None:
+    if not isinstance(table, dict):
+        raise _Wrong(where, f"a table is expected, not {table!r}")
     if missing := required - table.keys():
         raise _Wrong(where, f"missing {', '.join(sorted(missing))}")
     if unknown := sorted(table.keys() - required - optional):
@@ -185,6 +189,13 @@ def _keys(table: dict[str, Any], required: set[str], optional: set[str], where: 
 
 _CUDA_LABEL = r"cu\d{3}"
 _MINOR = r"\d+\.\d+"
+
+
+def _tables(data: dict[str, Any], name: str) -> dict[str, Any]:
+    tables = data[name]
+    if not isinstance(tables, dict):
+        raise _Wrong("", f"{name}: tables are expected, not {tables!r}", name)
+    return tables
 
 
 def _order(version: str) -> tuple[int, ...]:
@@ -247,6 +258,8 @@ def _torches(tables: dict[str, Any], cudas: Iterable[str], platforms: Iterable[s
     torches = {}
     for minor, table in tables.items():
         where = f'torch."{minor}"'
+        if not re.fullmatch(_MINOR, minor, re.ASCII):
+            raise _Wrong(where, f"{minor!r} is no minor release of torch, which is such as 2.14")
         _keys(table, {"release", "default", "cuda", "python"}, {"proven"}, where)
         release = _string(table, "release", _MINOR + r"\.\d+", where)
         if not release.startswith(minor + "."):
@@ -261,8 +274,8 @@ def _torches(tables: dict[str, Any], cudas: Iterable[str], platforms: Iterable[s
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
             raise _Wrong(where, f"python must ascend without a gap: {', '.join(pythons)}", "python")
         proven = table.get("proven", {})
-        _keys(proven, set(), set(platforms), f"{where}, proven")
-        known = {name: _strings(proven, name, rf"{_CUDA_LABEL}|{CPU}", f"{where}, proven") for name in proven}
+        _keys(proven, set(), set(platforms), f"{where}.proven")
+        known = {name: _strings(proven, name, rf"{_CUDA_LABEL}|{CPU}", f"{where}.proven") for name in proven}
         if unknown := sorted({label for found in known.values() for label in found} - set(labels)):
             raise _Wrong(where, f"proven {', '.join(unknown)} is not in cuda", "proven")
         torches[minor] = Torch(minor, release, labels[0], labels, pythons, known)
@@ -274,17 +287,18 @@ def parse(data: dict[str, Any]) -> Matrix:
     scalars = {"version", "default_torch", "manylinux", "max_wheel_size", "torch_channels"}
     _keys(data, scalars | {"platform", "runtime", "architecture", "torch", "cuda"}, set(), "")
     manylinux = _string(data, "manylinux", r"manylinux_\d+_\d+", "")
-    for name, table in data["architecture"].items():
+    architectures = _tables(data, "architecture")
+    for name, table in architectures.items():
         where = f'architecture."{name}"'
         _keys(table, {"gpus"}, {"since", "until"}, where)
-        _string(table, "gpus", r".+", where)
+        _string(table, "gpus", r"\S.*", where)
         for key in table.keys() - {"gpus"}:
             _string(table, key, _MINOR, where)
-    platforms = _platforms(data["platform"], manylinux)
-    cuda = _cudas(data["cuda"], platforms, data["architecture"])
-    torch = _torches(data["torch"], cuda, platforms)
+    platforms = _platforms(_tables(data, "platform"), manylinux)
+    cuda = _cudas(_tables(data, "cuda"), platforms, architectures)
+    torch = _torches(_tables(data, "torch"), cuda, platforms)
     used = {name for row in cuda.values() for text in row.architectures.values() for name in re.findall(_MINOR, text)}
-    if idle := sorted(data["architecture"].keys() - used):
+    if idle := sorted(architectures.keys() - used):
         raise _Wrong(f'architecture."{idle[0]}"', "no CUDA release is built for it")
     if idle := sorted(cuda.keys() - {label for row in torch.values() for label in row.cuda}):
         raise _Wrong(f"cuda.{idle[0]}", "no torch is published for it")
@@ -305,7 +319,7 @@ def parse(data: dict[str, Any]) -> Matrix:
         torch_channels=_string(data, "torch_channels", r"https://\S+[^/]", ""),
         torch=torch,
         cuda=cuda,
-        gpus={name: table["gpus"] for name, table in data["architecture"].items()},
+        gpus={name: table["gpus"] for name, table in architectures.items()},
     )
 
 
@@ -314,31 +328,46 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _line(text: str, table: str, key: str) -> int:
-    """The line of `key` in a table's own lines; of the table's header where the key is not there."""
-    found, inside = 1, table == ""
+    """The line of `key` of a table; of what holds it, such as the table's header, where the key has no line."""
+
+    def path(spelling: str) -> str:
+        return re.sub(r"[\s\"']", "", spelling)
+
+    wanted, header = f"{path(f'{table}.{key}').strip('.')}.", ""
+    found, longest = 1, ""
     for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[([^\]]+)\]", line):
-            inside = header[1] == table
-            found = number if inside else found
-        elif inside and key and re.match(rf"\s*{re.escape(key)}\s*[.=]", line):
-            return number
+        if match := re.match(r"\s*\[\[?([^\]]+)\]", line):
+            here = header = f"{path(match[1])}."
+        elif match := re.match(r"\s*([\w.\"' -]+)=", line):
+            here = f"{header}{path(match[1])}."
+        else:
+            continue
+        if wanted.startswith(here) and len(here) > len(longest):
+            found, longest = number, here
     return found
 
 
 def read(text: str, name: str) -> Matrix:
     """The matrix written in `text`. Raises MatrixError naming the line of the file called `name`."""
     try:
-        return parse(tomllib.loads(text))
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        # What is no TOML names the line by itself.
+        raise MatrixError(f"{name}: {error}") from None
+    try:
+        return parse(data)
     except _Wrong as error:
         raise MatrixError(f"{name}, line {_line(text, error.table, error.key)}: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        # It names the line by itself.
-        raise MatrixError(f"{name}: {error}") from None
 
 
 @functools.cache
 def load(path: Path = MATRIX_FILE) -> Matrix:
-    return read(path.read_text(encoding="utf-8"), f"{path.parent.name}/{path.name}")
+    name = f"{path.parent.name}/{path.name}"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MatrixError(f"{name} cannot be read as UTF-8 text: {error}") from None
+    return read(text, name)
 
 
 def test_requirements() -> list[str]:

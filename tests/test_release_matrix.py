@@ -79,6 +79,7 @@ def test_every_cell_is_in_the_printed_table():
         (lambda d: d.update(default_torch="9.9"), "default_torch 9.9 has no table"),
         (lambda d: d["torch"]["2.14"].update(release="2.15.0"), 'torch."2.14": release 2.15.0'),
         (lambda d: d["torch"]["2.14"].update(default="cu126"), "must be the first of cuda"),
+        (lambda d: d["torch"].update({"2": d["torch"].pop("2.12")}), "'2' is no minor release of torch"),
         (lambda d: d["torch"]["2.14"].update(cuda=["cu130", "cu199"]), "no table for cu199"),
         (lambda d: d["torch"]["2.14"].update(cuda=["cu130", "cu130"]), "without duplicates"),
         (lambda d: d["torch"]["2.14"].update(python=["3.x"]), "'3.x' in python"),
@@ -137,9 +138,61 @@ def test_an_error_names_the_line(old, new, line, message):
     assert message in str(raised.value)
 
 
-def test_what_is_no_toml_names_the_line():
+@pytest.mark.parametrize(
+    "value", ["0", "1.5", "nan", "2026-11-30", '""', '"\u0663.\u0663"', "[[1]]", "[{ a = 1 }]", "{ a = 1 }"]
+)
+def test_a_wrong_value_of_any_key_names_its_line(value):
+    lines = matrix.MATRIX_FILE.read_text(encoding="utf-8").splitlines()
+    keys = {number: line.partition(" = ")[0] for number, line in enumerate(lines, 1) if re.match(r"[\w.]+ = ", line)}
+    assert len(keys) > 70
+    for number, key in keys.items():
+        if key == "gpus" and value.startswith('"\u0663'):
+            continue  # any text names GPUs
+        text = "\n".join([*lines[: number - 1], f"{key} = {value}", *lines[number:]])
+        with pytest.raises(MatrixError) as raised:
+            matrix.read(text, "m.toml")
+        assert str(raised.value).startswith(f"m.toml, line {number}: "), (key, str(raised.value))
+
+
+@pytest.mark.parametrize("name", ["architecture", "cuda", "platform", "runtime", "torch"])
+@pytest.mark.parametrize("value", ["1", "[]", '"x"', "{ x = 1 }"])
+def test_what_is_no_table_names_the_line(name, value):
+    text = matrix.MATRIX_FILE.read_text(encoding="utf-8")
+    others = re.sub(rf"^\[{name}\b.*\n(?:[^\[].*\n|\n)*", "", text, flags=re.MULTILINE)
+    with pytest.raises(MatrixError, match=rf"^m\.toml, line 1: (matrix: )?{name}"):
+        matrix.read(f"{name} = {value}\n{others}", "m.toml")
+
+
+@pytest.mark.parametrize("header", ["[torch.'2.14'] # a comment", '[ torch . "2.14" ]'])
+def test_a_table_is_found_however_its_header_is_spelt(header):
+    text = matrix.MATRIX_FILE.read_text(encoding="utf-8").replace('[torch."2.14"]', header)
+    text = text.replace('release = "2.14.1"', 'release = "2.15.1"')
+    number = text.splitlines().index('release = "2.15.1"') + 1
+    with pytest.raises(MatrixError, match=rf"^m\.toml, line {number}: "):
+        matrix.read(text, "m.toml")
+
+
+@pytest.mark.parametrize("text", ['version = "1.0.0"\nmanylinux = \n', 'version = "1.0.0"\n= 1\n'])
+def test_what_is_no_toml_names_the_line(text):
     with pytest.raises(MatrixError, match=r"^m\.toml: .*line 2"):
-        matrix.read('version = "1.0.0"\nmanylinux = \n', "m.toml")
+        matrix.read(text, "m.toml")
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "1" * 5000], ids=["deep", "long"])
+def test_what_the_toml_reader_gives_up_on(value):
+    with pytest.raises(MatrixError, match=r"^m\.toml: "):
+        matrix.read(f"version = {value}", "m.toml")
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(MatrixError, match=r"/absent\.toml cannot be read as UTF-8 text: .*No such file"):
+        matrix.load(tmp_path / "absent.toml")
+    with pytest.raises(MatrixError, match=r"cannot be read as UTF-8 text: .*Is a directory"):
+        matrix.load(tmp_path)
+    latin = tmp_path / "latin.toml"
+    latin.write_bytes('version = "1.0.0" # \u00fc\n'.encode("latin-1"))
+    with pytest.raises(MatrixError, match=r"/latin\.toml cannot be read as UTF-8 text: .*position 20"):
+        matrix.load(latin)
 
 
 def test_cells_can_be_chosen():
