@@ -42,6 +42,8 @@ def _matrix(arguments: argparse.Namespace) -> None:
         _need("tomli")
     from . import matrix
 
+    if (arguments.per_python or arguments.per_label) and not arguments.json:
+        raise matrix.MatrixError("--per-python and --per-label are for the entries of --json: give that too")
     data = matrix.load()
     torch = data.default_torch if arguments.torch == "default" else arguments.torch or None
     cuda = data.cell(torch).cuda_label if arguments.cuda == "default" else arguments.cuda or None

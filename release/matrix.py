@@ -125,7 +125,9 @@ class Matrix:
         cells = [cell for cell in cells if cell.is_proven or not proven]
         if not cells:
             asked = ", ".join(filter(None, (torch, cuda, machine))) or "any"
-            raise MatrixError(f"no {'proven ' if proven else ''}cell of the matrix is for {asked}")
+            raise MatrixError(
+                f"no {'proven ' if proven else ''}cell of the matrix is for {asked}: python -m release matrix lists all"
+            )
         return cells
 
     def torch_index(self, cell: Cell) -> str:

@@ -241,6 +241,23 @@ def test_json_for_workflows():
     assert command("--json", "--torch", "", "--cuda", "") == output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--per-python"], "error: --per-python and --per-label are for the entries of --json: give that too"),
+        (["--per-label", "--wheels"], "error: --per-python and --per-label are for the entries of --json"),
+        (["--cuda", "cu199"], "error: no cell of the matrix is for cu199: python -m release matrix lists all"),
+    ],
+)
+def test_a_wrong_command(arguments, message):
+    done = subprocess.run(
+        [sys.executable, "-m", "release", "matrix", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_wheels_of_a_release():
     loaded = matrix.load()
     names = command("--wheels").split()
