@@ -67,25 +67,28 @@ class Entry:
 
     def __post_init__(self) -> None:
         """Raises ChannelError for what no wheel of ours has, wherever it comes from."""
-        name = _name(self.filename)
-        texts = (self.filename, self.version, self.url, self.sha256, self.metadata_sha256, self.requires_python)
-        right = (
-            all(isinstance(text, str) for text in texts)
-            and name is not None
-            and self.version == name["version"]
-            and re.fullmatch(r"(?:(?:https?|file)://[^\s\"'<>]*/)?" + re.escape(quote(self.filename)), self.url)
-            and all(re.fullmatch(r"[0-9a-f]{64}", text) for text in (self.sha256, self.metadata_sha256))
-            and type(self.size) is int
-            and self.size >= 0
-            and re.fullmatch(r"[0-9.,<>=!~* ]*", self.requires_python)
-            and all(
-                isinstance(found, list) and all(re.fullmatch(r"\d+\.\d+[a-z]?", str(text)) for text in found)
-                for found in (self.architectures, self.ptx)
-            )
-            and isinstance(self.yanked, str | None)
-        )
-        if not right:
-            raise ChannelError(f"{self.filename!r} is described as no file of ours is: {asdict(self)}")
+        if not isinstance(self.filename, str) or (name := _name(self.filename)) is None:
+            raise ChannelError(f"{self.filename!r} is the name of no wheel and no source distribution of ours")
+
+        def text(value: object, pattern: str) -> bool:
+            return isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None
+
+        def texts(value: object, pattern: str) -> bool:
+            return isinstance(value, list) and all(text(each, pattern) for each in value)
+
+        right = {
+            "version": self.version == name["version"],
+            "url": text(self.url, r"(?:(?:https?|file)://[^\s\"'<>]*/)?" + re.escape(quote(self.filename))),
+            "sha256": text(self.sha256, r"[0-9a-f]{64}"),
+            "size": type(self.size) is int and self.size >= 0,
+            "metadata_sha256": text(self.metadata_sha256, r"[0-9a-f]{64}"),
+            "requires_python": text(self.requires_python, r"[0-9.,<>=!~* ]*"),
+            "architectures": texts(self.architectures, r"\d+\.\d+[a-z]?"),
+            "ptx": texts(self.ptx, r"\d+\.\d+[a-z]?"),
+            "yanked": isinstance(self.yanked, str | None),
+        }
+        for field in (field for field, is_right in right.items() if not is_right):
+            raise ChannelError(f"{self.filename!r}: {field} is {getattr(self, field)!r}, as no file of ours has it")
 
     @property
     def is_source(self) -> bool:
@@ -154,12 +157,17 @@ def put(path: Path, data: bytes | Path) -> None:
 
 
 def _built(wheel: WheelFile) -> dict[str, Any]:
-    """A wheel's build record; empty where it has none. Raises ChannelError for another wheel's."""
+    """A wheel's build record; empty where it has none. Raises ChannelError for another wheel's, or what is none."""
     path = f"{wheel_file.NAME}/_build_record.py"
-    build = record.read(wheel.files[path].decode("utf-8", "replace")) if path in wheel.files else {}
+    try:
+        build = record.read(wheel.files[path].decode("utf-8", "replace")) if path in wheel.files else {}
+    except record.RecordError as error:
+        raise ChannelError(f"{wheel.path}: {error}") from None
     label = str(build.get("version", wheel.version)).partition("+")[2]
     if label != wheel.version.partition("+")[2]:
-        raise ChannelError(f"{wheel.path} was built for {label}, and belongs to another channel than its name says")
+        raise ChannelError(
+            f"{wheel.path} was built for {label or 'no torch'}, and belongs to another channel than its name says"
+        )
     return build
 
 

@@ -64,6 +64,6 @@ def read(text: str) -> dict[str, Any]:
         for node in ast.parse(text).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "BUILD":
                 return dict(ast.literal_eval(node.value))
-    except (SyntaxError, TypeError, ValueError):
-        pass
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
+        pass  # the last two where it nests deeper than Python reads
     raise RecordError("the build record holds no BUILD = {...} of plain values")

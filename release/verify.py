@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import collections
 import contextlib
 import csv
 import hashlib
@@ -39,6 +40,18 @@ _SYSTEM = {
 }
 
 
+# What the checks use of a build record: text that matches, or a list of such.
+_RECORD = {
+    "version": r"[\w.+]+",
+    "torch": r"[\w.+]+",
+    "torch_minor": r"\d+\.\d+",
+    "cuda": r"\d+\.\d+",
+    "architectures": r"\d+\.\d+[a-z]?",
+    "ptx": r"\d+\.\d+[a-z]?",
+    "python": r"\d+\.\d+",
+}
+
+
 class VerifyError(ValueError):
     """A wheel is not what it says. The text begins with the gate that it did not pass."""
 
@@ -63,8 +76,13 @@ def _require(condition: object, message: str) -> None:
 def _check_record_file(files: dict[str, bytes]) -> None:
     """Every file is in RECORD with its true hash, and the other way round."""
     name = wheel_file.in_info(files, "RECORD")
-    rows = list(csv.reader(io.StringIO(files[name].decode("utf-8", "replace"))))
+    try:
+        rows = list(csv.reader(io.StringIO(files[name].decode("utf-8", "replace"))))
+    except csv.Error as error:
+        raise VerifyError(f"RECORD is not a table of paths, hashes and sizes: {error}") from None
     _require(all(len(row) == 3 for row in rows), "RECORD is not a table of paths, hashes and sizes")
+    twice = sorted(path for path, count in collections.Counter(row[0] for row in rows).items() if count > 1)
+    _require(not twice, f"RECORD has more than one row of {', '.join(twice)}")
     hashes = {path: value for path, value, _ in rows}
     _require(hashes.keys() == files.keys(), f"RECORD and contents differ: {', '.join(sorted(hashes.keys() ^ files))}")
     for file, value in hashes.items():
@@ -78,15 +96,25 @@ def _read_record(files: dict[str, bytes]) -> dict[str, Any]:
     name = f"{PACKAGE}/_build_record.py"
     _require(name in files, f"{name} is missing")
     build = record.read(files[name].decode("utf-8", "replace"))
-    wanted = ("version", "torch", "torch_minor", "cuda", "architectures", "ptx", "python")
-    missing = [key for key in wanted if key not in build]
+    missing = [key for key in _RECORD if key not in build]
     _require(not missing, f"the build record lacks {', '.join(missing)}")
+    for key, pattern in _RECORD.items():
+        value = build[key]
+        values = value if key in ("architectures", "ptx") else [value]
+        right = isinstance(values, list) and all(
+            isinstance(text, str) and re.fullmatch(pattern, text, re.ASCII) for text in values
+        )
+        _require(right or (key == "cuda" and value is None), f"the build record's {key} is {value!r}: build it again")
     return build
 
 
 def build_record(wheel: Path) -> dict[str, Any]:
-    """The build record of a wheel. Raises WheelFileError, VerifyError or RecordError."""
-    return _read_record(wheel_file.read(wheel).files)
+    """The build record of a wheel. Raises WheelFileError or VerifyError, naming it."""
+    read = wheel_file.read(wheel)
+    try:
+        return _read_record(read.files)
+    except (VerifyError, record.RecordError) as error:
+        raise VerifyError(f"{wheel}: {error}") from None
 
 
 def _check_names(wheel: WheelFile, build: dict[str, Any], requires: list[str]) -> None:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import lzma
 import re
+import struct
 import zipfile
 import zlib
+from collections.abc import Container
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import BytesParser
 from pathlib import Path
 
 NAME = "scaled_mask_softmax"
+
+
+# What reading a broken archive raises, beside OSError: some bytes reach decoders that expect others.
+_BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    LookupError,
+    OverflowError,
+    RuntimeError,
+    UnicodeError,
+)
 
 
 class WheelFileError(ValueError):
@@ -46,13 +63,28 @@ def in_info(files: dict[str, bytes], name: str) -> str:
 def _contents(path: Path) -> dict[str, bytes]:
     if not path.exists():
         raise WheelFileError("there is no such file")
+    if not path.is_file():
+        raise WheelFileError("this is no file, but a folder or a device: give the wheel itself")
+    files: dict[str, bytes] = {}
     try:
         with zipfile.ZipFile(path) as archive:
-            return {info.filename: archive.read(info) for info in archive.infolist() if not info.is_dir()}
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+            for info in archive.infolist():
+                _check_member(info.filename, files)
+                if not info.is_dir():
+                    files[info.filename] = archive.read(info)
+    except _BROKEN as error:
         raise WheelFileError(f"this is no wheel, or a broken one ({error}): copy or build it again") from None
     except OSError as error:
-        raise WheelFileError(f"it cannot be read: {error.strerror}") from None
+        raise WheelFileError(f"it cannot be read: {error.strerror or error}") from None
+    return files
+
+
+def _check_member(name: str, before: Container[str]) -> None:
+    """Installers do not agree on which of two files of one name they take, and a path must not leave its folder."""
+    if name in before:
+        raise WheelFileError(f"it holds {name!r} twice: build it again")
+    if not name or name.startswith("/") or ".." in name.split("/") or not name.isprintable() or "\\" in name:
+        raise WheelFileError(f"it holds a file of the name {name!r}, which is no path of a wheel: build it again")
 
 
 def _read(path: Path) -> WheelFile:
@@ -65,6 +97,8 @@ def _read(path: Path) -> WheelFile:
         raise WheelFileError(f"the file is named {name}, not {NAME}")
     metadata = files[in_info(files, "METADATA")]
     wheel = WheelFile(path, version, (python, abi, platform), files, metadata, BytesParser().parsebytes(metadata))
+    if wheel.field("Name") != NAME.replace("_", "-"):
+        raise WheelFileError(f"METADATA is of {wheel.field('Name') or 'nothing'}, not of {NAME.replace('_', '-')}")
     if wheel.field("Version") != version:
         raise WheelFileError(f"the file name says {version}, METADATA {wheel.field('Version') or 'nothing'}")
     return wheel
