@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import io
 import os
 import shlex
 import subprocess
@@ -200,15 +201,32 @@ def _compare(arguments: argparse.Namespace) -> None:
     print("the same, byte for byte")
 
 
+def _check_index(arguments: argparse.Namespace) -> None:
+    """Options that go together are there together, and there is something to do."""
+    from .options import OptionError
+
+    if bool(arguments.base_url) != (arguments.assets is not None):
+        raise OptionError("--base-url says where the files of --assets will lie: give both, or neither")
+    if arguments.reason and arguments.yank is None:
+        raise OptionError("--reason is why --yank withdraws a version: give --yank VERSION too")
+    if arguments.yank == "":
+        raise OptionError("--yank is given no version: give one, such as 1.0.0 or 1.0.0+cu130torch2.14")
+    if not arguments.wheels and not arguments.directory.is_dir():
+        raise OptionError(
+            f"{arguments.directory} is no folder, and there is no FILE to lay out in it: give one of them"
+        )
+
+
 def _index(arguments: argparse.Namespace) -> None:
     from . import index
 
+    _check_index(arguments)
     if arguments.release:
         _need("tomllib" if sys.version_info >= (3, 11) else "tomli")
     with index.update(arguments.directory) as found:
         how = {"base_url": arguments.base_url, "assets": arguments.assets}
         channels = dict.fromkeys(found.add(wheel, **how) for wheel in arguments.wheels)
-        withdrawn = found.yank(arguments.yank, arguments.reason) if arguments.yank else 0
+        withdrawn = found.yank(arguments.yank, arguments.reason) if arguments.yank is not None else 0
         if arguments.release:
             from . import matrix
 
@@ -217,7 +235,8 @@ def _index(arguments: argparse.Namespace) -> None:
             found.expect(names, data.version, allow_missing=arguments.release == "partial")
         if arguments.address:
             found.set_address(arguments.address)
-    if arguments.yank:
+        found.check_files()
+    if arguments.yank is not None:
         print(f"withdrawn: {withdrawn} files of {arguments.yank}")
     for name in channels:
         print(arguments.directory / name)
@@ -629,6 +648,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A path may hold what the terminal's encoding lacks.
+            stream.reconfigure(errors="backslashreplace")
     arguments = _parser().parse_args()
     try:
         arguments.run(arguments)

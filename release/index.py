@@ -42,6 +42,7 @@ FORMAT = 1
 # What the names of our files are made of: no other is indexed, so none can lead out of a channel or into a page.
 _PUBLIC = r"\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?"
 _LABEL = r"\+(?P<cuda>cpu|cu\d+)torch(?P<torch>\d+(?:\.[a-z0-9]+)*)"
+_CHANNEL = re.compile(rf"whl/(?:cpu|cu\d+)/torch\d+(?:\.[a-z0-9]+)*|{PLAIN}", re.ASCII)
 _NATIVE = re.compile(rf"{wheel_file.NAME}-(?P<version>{_PUBLIC}{_LABEL})-\w+-\w+-\w+(?:\.\w+)*\.whl", re.ASCII)
 _PLAIN = re.compile(rf"{wheel_file.NAME}-(?P<version>{_PUBLIC})(?:-py3-none-any\.whl|\.tar\.gz)", re.ASCII)
 
@@ -205,16 +206,20 @@ class Index:
                 if (found := data.get("format", FORMAT)) != FORMAT:
                     raise ValueError(f"it is of format {found!r}, and this release writes {FORMAT}")
                 self.missing = data["expected_missing"]
-                if not all(isinstance(name, str) for name in self.missing):
+                if not isinstance(self.missing, list) or not all(isinstance(name, str) for name in self.missing):
                     raise TypeError("expected_missing are not names")
                 if address := data.get("address"):
                     self.set_address(address)
                 for name, entries in data["channels"].items():
+                    if not _CHANNEL.fullmatch(name):
+                        raise ChannelError(f"{name!r} is no channel")
                     self.channels[name] = {entry["filename"]: Entry(**entry) for entry in entries}
+                    if len(self.channels[name]) != len(entries):
+                        raise ChannelError(f"channel {name!r} has two entries of one file")
                     if stray := [file for file in self.channels[name] if channel(file) != name]:
                         raise ChannelError(f"{stray[0]} is no file of channel {name!r}")
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ChannelError(f"{path} is none of ours: {error!r}") from None
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise ChannelError(f"{path} is none of ours: {error!r}. Put back the one that was here") from None
         patterns = (f"whl/*/*/{PROJECT}/*.whl", f"{PLAIN}/{PROJECT}/*.whl", f"{PLAIN}/{PROJECT}/*.tar.gz")
         for file in sorted(path for pattern in patterns for path in root.glob(pattern)):
             self._check_file(file)
@@ -229,6 +234,9 @@ class Index:
             self.add(path)
         elif hashlib.sha256(path.read_bytes()).hexdigest() != known.sha256:
             raise ChannelError(f"{path} is not the file that was indexed")
+        elif not known.is_source:
+            # Whoever has changed or removed this one gets it back.
+            self._new[path.with_name(f"{path.name}.metadata")] = wheel_file.read(path).metadata
 
     def add(self, path: Path, *, base_url: str = "", assets: Path | None = None, may_replace: bool = False) -> str:
         """Adds a wheel or a source distribution and returns its channel. With `base_url` links lead there, and the
@@ -260,6 +268,14 @@ class Index:
     def entries(self) -> Iterator[Entry]:
         for name in sorted(self.channels):
             yield from (self.channels[name][file] for file in sorted(self.channels[name]))
+
+    def check_files(self) -> None:
+        """Raises ChannelError where a file that lies in a channel of its own is there no more."""
+        for name, entries in self.channels.items():
+            for entry in entries.values():
+                path = self.root / name / PROJECT / entry.filename
+                if entry.url == quote(entry.filename) and path not in self._new and not path.is_file():
+                    raise ChannelError(f"{path} is gone, and pages link to it: put it back, or give its copy as a FILE")
 
     def yank(self, version: str, reason: str) -> int:
         """Withdraws a version (of every label, or with its label): only who asks for it exactly still gets it.

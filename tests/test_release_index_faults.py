@@ -299,3 +299,94 @@ def test_hostile_metadata(tmp_path, monkeypatch, old, new):
     assert errors.count("\n") == 1
     assert not (tmp_path / "site").exists()
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--yank", ""], "--yank is given no version"),
+        (["--reason", "wrong rows"], "--reason is why --yank withdraws a version: give --yank VERSION too"),
+        (["--base-url", "https://files.example/"], "--base-url says where the files of --assets will lie: give both"),
+        (["--assets", "assets"], "--base-url says where the files of --assets will lie: give both"),
+    ],
+)
+def test_options_that_would_do_nothing(tmp_path, arguments, message):
+    site = tmp_path / "site"
+    index.write(site, [make_wheel(tmp_path)])
+    before = files(site)
+    code, errors = finish(start(site, *arguments))
+    assert code == 1
+    assert errors.startswith(f"error: {message}")
+    assert errors.count("\n") == 1
+    assert files(site) == before
+
+
+def test_a_folder_that_is_not_there_and_no_file(tmp_path):
+    code, errors = finish(start(tmp_path / "sit"))
+    assert code == 1
+    assert errors == f"error: {tmp_path}/sit is no folder, and there is no FILE to lay out in it: give one of them\n"
+    assert not (tmp_path / "sit").exists()
+
+
+def test_a_file_that_is_gone(tmp_path):
+    """A page must not lead nowhere: the file is asked for, and taken."""
+    site, wheel = tmp_path / "site", make_wheel(tmp_path)
+    index.write(site, [wheel])
+    before, (inside,) = files(site), site.rglob("*.whl")
+    inside.unlink()
+    code, errors = finish(start(site))
+    assert code == 1
+    assert errors == f"error: {inside} is gone, and pages link to it: put it back, or give its copy as a FILE\n"
+    assert finish(start(site, wheel)) == (0, "")
+    assert files(site) == before
+
+
+@pytest.mark.parametrize("change", [lambda path: path.unlink(), lambda path: path.write_text("other")])
+def test_metadata_that_was_changed_comes_back(tmp_path, change):
+    site = tmp_path / "site"
+    index.write(site, [make_wheel(tmp_path)])
+    (metadata,) = site.rglob("*.metadata")
+    change(metadata)
+    index.write(site, [])
+    assert check_links(site) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data["channels"].update({"../../out": []}), r"'\.\./\.\./out' is no channel"),
+        (
+            lambda data: data["channels"]["whl/cu130/torch2.14"].append(
+                dict(data["channels"]["whl/cu130/torch2.14"][0])
+            ),
+            "has two entries of one file",
+        ),
+        (lambda data: data.update(expected_missing="abc"), "expected_missing are not names"),
+        (lambda data: data["channels"]["whl/cu130/torch2.14"][0].update(filename=1), "1 is the name of no wheel"),
+        (lambda data: data["channels"]["whl/cu130/torch2.14"][0].update(size="1"), "size is '1'"),
+    ],
+)
+def test_an_index_json_with_wrong_values(tmp_path, change, message):
+    site = tmp_path / "a/b/site"
+    index.write(site, [make_wheel(tmp_path)])
+    data = json.loads((site / "index.json").read_text())
+    change(data)
+    (site / "index.json").write_text(json.dumps(data))
+    before = files(tmp_path)
+    with pytest.raises(
+        ChannelError, match=rf"index\.json is none of ours: .*{message}.*Put back the one that was here"
+    ):
+        index.write(site, [])
+    assert files(tmp_path) == before
+
+
+def test_an_index_json_that_nests_too_deep(tmp_path):
+    (tmp_path / "index.json").write_text("[" * 100_000)
+    with pytest.raises(ChannelError, match=r"index\.json is none of ours: RecursionError"):
+        index.write(tmp_path, [])
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path):
+    site = tmp_path / os.fsdecode(b"\xff")
+    assert finish(start(site, make_wheel(tmp_path))) == (0, "")
+    assert check_links(site) == 1
