@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import io
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -375,6 +376,10 @@ def _new_torch(arguments: argparse.Namespace) -> None:
     from . import environments, matrix, new_torch, preflight
     from .progress import StepError
 
+    if arguments.minor and not re.fullmatch(r"\d+\.\d+", arguments.minor, re.ASCII):
+        raise StepError(f"{arguments.minor} is no minor release of torch: give one such as 2.16")
+    if arguments.write and not arguments.minor:
+        raise StepError("--write needs to know what to write: give a minor release of torch too, such as 2.16")
     data, tools = matrix.load(), environments.tools(preflight.interpreter(None))
     lacking = new_torch.lacking(data, new_torch.released(tools))
     if not arguments.minor:
@@ -382,7 +387,10 @@ def _new_torch(arguments: argparse.Namespace) -> None:
         return
     release = next((release for release in lacking if release.rpartition(".")[0] == arguments.minor), None)
     if release is None:
-        raise StepError(f"the registry has no torch {arguments.minor} that the matrix lacks")
+        raise StepError(
+            f"the registry has no torch {arguments.minor} that the matrix lacks; python -m release new-torch lists "
+            "what it has"
+        )
     found = new_torch.published(tools, data, release)
     text = new_torch.updated(matrix.MATRIX_FILE.read_text(encoding="utf-8"), data, found)
     if arguments.write:
@@ -409,6 +417,8 @@ def _stage(arguments: argparse.Namespace) -> None:
     if arguments.tag:
         stage.check_tag(data, arguments.tag)
     tools = environments.tools(preflight.interpreter(None))
+    if not arguments.wheels.is_dir():
+        raise stage.StageError(f"{arguments.wheels} is no folder: give the one that holds the release's wheels")
     wheels = sorted(arguments.wheels.rglob(f"*-{data.version}+*.whl"))
     for path in stage.stage(data, tools, arguments.directory, wheels):
         print(path.name)

@@ -23,9 +23,9 @@ def differences(first: Path, second: Path) -> list[str]:
 
     Raises WheelFileError where one of them is no wheel.
     """
+    ours, theirs = wheel_file.read(first).files, wheel_file.read(second).files
     if hashlib.sha256(first.read_bytes()).digest() == hashlib.sha256(second.read_bytes()).digest():
         return []
-    ours, theirs = wheel_file.read(first).files, wheel_file.read(second).files
     found = [] if first.name == second.name else [f"names: {first.name} and {second.name}"]
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in ours or name not in theirs:

@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 
 from .environments import Environment, own_configuration
-from .matrix import MATRIX_FILE, Matrix, read
+from .matrix import MATRIX_FILE, Matrix, MatrixError, read
 from .progress import StepError
 from .torch_info import cuda_label
 
@@ -101,7 +101,8 @@ def row(found: Published) -> str:
 def updated(text: str, data: Matrix, found: Published) -> str:
     """matrix.toml with the release in it: a new patch release in its row, or a new row after the last.
 
-    Raises MatrixError where what comes out does not fit together, such as a CUDA release that has no table.
+    Raises MatrixError where what comes out does not fit together, such as a CUDA release that has no table, or where
+    the text is spelt in another way.
     """
     minor = found.release.rpartition(".")[0]
     if minor in data.torch:
@@ -112,7 +113,12 @@ def updated(text: str, data: Matrix, found: Published) -> str:
         head, header, rest = text.partition(f'[torch."{last}"]\n')
         lines, blank, tail = rest.partition("\n\n")
         text = f"{head}{header}{lines}\n\n{row(found)}{blank[1:]}{tail}"
-    read(text, MATRIX_FILE.name)
+    row_now = read(text, MATRIX_FILE.name).torch.get(minor)
+    if row_now is None or row_now.release != found.release:
+        raise MatrixError(
+            f'{MATRIX_FILE.name} has no lines [torch."{minor}"] and release = where they are expected: '
+            f"write torch {found.release} there by hand"
+        )
     return text
 
 

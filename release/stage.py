@@ -11,6 +11,8 @@ from . import build, index, wheel_file
 from .environments import Environment
 from .matrix import Matrix, wheels
 
+SITE, ASSETS = "site", "assets"
+
 
 class StageError(ValueError):
     """What is there is no release."""
@@ -21,15 +23,28 @@ def check_tag(data: Matrix, tag: str) -> None:
         raise StageError(f"the tag is {tag}, the version in the matrix is {data.version}: tag v{data.version}")
 
 
-def stage(data: Matrix, tools: Environment, folder: Path, found: Iterable[Path]) -> list[Path]:
-    """Stages the release below `folder` (emptied first) from exactly the wheels of the matrix's proven cells.
+def _clear(folder: Path, wheels: Iterable[Path]) -> None:
+    """Removes what an earlier staging left in `folder`. Raises StageError where that would remove anything else."""
+    if folder.exists() and not folder.is_dir():
+        raise StageError(f"{folder} is no folder: give one that a release is to be staged in")
+    if more := sorted({path.name for path in folder.glob("*")} - {SITE, ASSETS}):
+        raise StageError(f"{folder} holds {more[0]}, which no staging wrote: give a folder that is empty or not there")
+    if inside := [path for path in wheels if folder.resolve() in path.resolve().parents]:
+        raise StageError(f"{inside[0]} lies in {folder}, which is emptied first: give another folder to stage in")
+    for name in (SITE, ASSETS):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
-    `site` holds the channels with the files in them, `assets` every file of the release and their checksums. Returns
-    the assets. Raises ChannelError where a wheel is missing or one too many.
+
+def stage(data: Matrix, tools: Environment, folder: Path, found: Iterable[Path]) -> list[Path]:
+    """Stages the release below `folder`, in place of one that was staged there.
+
+    It holds exactly the wheels of the matrix's proven cells: `site` the channels with the files in them, `assets` every
+    file of the release and their checksums. Returns the assets. Raises ChannelError where a wheel is missing or one too
+    many, StageError where the folder is another's.
     """
-    site, assets = folder / "site", folder / "assets"
-    shutil.rmtree(folder, ignore_errors=True)
+    site, assets = folder / SITE, folder / ASSETS
     found = list(found)
+    _clear(folder, found)
     with index.update(site) as update:
         for wheel in found:
             update.add(wheel)

@@ -134,11 +134,15 @@ def try_out(options: Options, interpreter: Interpreter, site: Path) -> None:
     cell = choose(data, options, interpreter)
     steps = Steps(3)
     version = f"{data.version}+{cell.label}"
+    channel = site / "whl" / cell.cuda_label / f"torch{cell.torch.minor}"
+    if not channel.is_dir():
+        raise StepError(
+            f"{site} has no channel for {cell.label}, which would be {channel}: stage its wheels there first"
+        )
     say(f"scaled-mask-softmax {version} from {site} for {_describe(cell, interpreter)}")
     steps.next("torch")
     torch = provision.torch(cell, interpreter, importable=True)
     steps.next("installing with pip, from the channel alone")
-    channel = site / "whl" / cell.cuda_label / f"torch{cell.torch.minor}"
     name = f"{cell.label}-{interpreter.tag}"
     environment = beside.install(name, interpreter, torch, channel.resolve(), version)
     steps.next("training a small attention layer, beside plain torch")

@@ -79,6 +79,12 @@ def test_a_new_patch_release():
     assert text.replace("2.14.2", "2.14.1") == TEXT
 
 
+def test_a_row_that_is_spelt_in_another_way_is_not_said_to_be_written():
+    text = TEXT.replace('[torch."2.14"]\n', '[torch."2.14"]\n# A comment.\n')
+    with pytest.raises(MatrixError, match=r"write torch 2\.14\.2 there by hand"):
+        new_torch.updated(text, matrix.load(), new_torch.Published("2.14.2", "13.0", ("3.11",)))
+
+
 def test_a_cuda_release_without_a_table_is_refused():
     with pytest.raises(MatrixError, match="no table for cu141"):
         new_torch.updated(TEXT, matrix.load(), new_torch.Published("2.16.0", "14.1", ("3.11", "3.12")))

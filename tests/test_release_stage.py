@@ -3,10 +3,13 @@
 import dataclasses
 import hashlib
 import json
+import shutil
+import subprocess
+import sys
 
 import pytest
 
-from release import index, matrix, rehearsal, stage
+from release import ROOT, index, matrix, rehearsal, stage
 from release.index import ChannelError
 from release.matrix import MatrixError
 from release.stage import StageError
@@ -83,6 +86,51 @@ def test_no_release_without_a_wheel_or_with_one_more(small, wheels, builds, tmp_
     with pytest.raises(ChannelError, match=r"cputorch2\.13-.* is no wheel of release 1\.2\.3"):
         stage.stage(less, None, tmp_path / "staged", wheels)
     assert not (tmp_path / "staged").exists()
+
+
+def test_staging_again_replaces_the_first(small, wheels, builds, tmp_path):
+    first = stage.stage(small, None, tmp_path / "staged", wheels)
+    (tmp_path / "staged/assets/old").touch()
+    assert stage.stage(small, None, tmp_path / "staged", wheels) == first
+    assert not (tmp_path / "staged/assets/old").exists()
+
+
+def test_nothing_else_is_removed(small, wheels, builds, tmp_path):
+    """A folder that holds other things, or the wheels themselves, and a file."""
+    (tmp_path / "file").write_text("kept")
+    nested = tmp_path / "staged/assets/wheels"
+    nested.parent.mkdir(parents=True)
+    shutil.copytree(wheels[0].parent, nested)
+    for folder, given, message in (
+        (tmp_path, wheels, "holds file, which no staging wrote: give a folder that is empty or not there"),
+        (wheels[0].parent, wheels, "which no staging wrote"),
+        (tmp_path / "staged", sorted(nested.iterdir()), "is emptied first: give another folder to stage in"),
+        (tmp_path / "file", wheels, "is no folder"),
+    ):
+        with pytest.raises(StageError, match=message):
+            stage.stage(small, None, folder, given)
+    assert (tmp_path / "file").read_text() == "kept"
+    assert len(list(nested.iterdir())) == len(list(wheels[0].parent.iterdir())) == len(wheels)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stage", "absent"], "absent is no folder: give the one that holds the release's wheels"),
+        (
+            ["try", "absent", "--torch", "2.14", "--cuda", "cu130"],
+            "absent has no channel for cu130torch2.14, which wou",
+        ),
+        (["compare", "absent.whl", "absent.whl"], "absent.whl: there is no such file"),
+        (["new-torch", "2.x"], "2.x is no minor release of torch: give one such as 2.16"),
+        (["new-torch", "--write"], "--write needs to know what to write: give a minor release of torch too"),
+    ],
+)
+def test_a_command_with_what_is_not_there(arguments, message):
+    done = subprocess.run([sys.executable, "-m", "release", *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1
 
 
 def test_the_tag(small):
