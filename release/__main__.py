@@ -455,6 +455,13 @@ def _plain_wheel(arguments: argparse.Namespace) -> None:
     print(build.plain(environments.tools(interpreter), arguments.directory.resolve()))
 
 
+def _folder(text: str) -> Path:
+    """A path that is given: an empty one, as of a variable that is not set, would be the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty: name a folder, such as . for this one")
+    return Path(text)
+
+
 def _cell_choice(command: argparse.ArgumentParser, without: str, more: str = "") -> None:
     command.add_argument("--torch", help=f"minor release, such as 2.14{more}{without}")
     command.add_argument("--cuda", help=f"such as cu130, or cpu{more}{without}")
@@ -569,8 +576,8 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_variants)
 
     command = commands.add_parser("stage", help="lay out a release from its wheels, if they are all there")
-    command.add_argument("wheels", type=Path, metavar="FOLDER", help="with the wheels, however deep")
-    command.add_argument("--directory", type=Path, default=Path("build/staged"))
+    command.add_argument("wheels", type=_folder, metavar="FOLDER", help="with the wheels, however deep")
+    command.add_argument("--directory", type=_folder, default=Path("build/staged"))
     command.add_argument("--tag", help="must be that of the version in the matrix, such as v1.0.0")
     command.set_defaults(run=_stage)
 
@@ -628,7 +635,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_compare)
 
     command = commands.add_parser("index", help="lay wheels and source distributions out as channels below a directory")
-    command.add_argument("directory", type=Path)
+    command.add_argument("directory", type=_folder)
     command.add_argument("wheels", type=Path, nargs="*", metavar="FILE")
     command.add_argument(
         "--release",
@@ -636,7 +643,7 @@ def _parser() -> argparse.ArgumentParser:
         help="only wheels of this release: every one, or what is missing is listed in index.json",
     )
     command.add_argument("--base-url", default="", help="where the wheels are, such as a release's page; with --assets")
-    command.add_argument("--assets", type=Path, help="where to put what belongs below --base-url")
+    command.add_argument("--assets", type=_folder, help="where to put what belongs below --base-url")
     command.add_argument(
         "--address", help="where the landing page will lie, for its tables, such as https://host/path/"
     )

@@ -280,8 +280,10 @@ class Index:
     def yank(self, version: str, reason: str) -> int:
         """Withdraws a version (of every label, or with its label): only who asks for it exactly still gets it.
 
-        Returns how many files that are. Raises ChannelError where there is none.
+        Returns how many files that are. Raises ChannelError where there is none, or for a reason of several lines.
         """
+        if not reason.isprintable():
+            raise ChannelError(f"the reason {reason!r} is no line of text: write it in one line, as UTF-8")
         count = 0
         for entries in self.channels.values():
             for file, entry in entries.items():
@@ -307,14 +309,10 @@ class Index:
             raise ChannelError(f"{len(self.missing)} wheels of the release are missing, the first {self.missing[0]}")
 
     def write(self) -> None:
-        """Writes everything: files, then index.json, then the pages: what stops half way is completed by the next."""
-        for path, contents in self._new.items():
-            put(path, contents)
-        self._new.clear()
+        """Writes everything: files, then index.json, then the pages: what stops half way is completed by the next.
 
-        def text(path: Path, contents: str) -> None:
-            put(path, contents.encode())
-
+        Raises ChannelError, before anything is written, for what cannot be written as UTF-8.
+        """
         everything = {
             "format": FORMAT,
             "project": PROJECT,
@@ -325,19 +323,26 @@ class Index:
             "expected_missing": self.missing,
             "address": self.address,
         }
-        text(self.root / DATA, json.dumps(everything, indent=2) + "\n")
+        texts = {self.root / DATA: json.dumps(everything, indent=2) + "\n"}
         for name, entries in self.channels.items():
             links = [_link(entries[file]) for file in sorted(entries) if not entries[file].is_source]
-            text(self.root / name / PROJECT / "index.html", page(f"Links for {PROJECT}", links))
-            text(self.root / name / "index.html", page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>']))
+            texts[self.root / name / PROJECT / "index.html"] = page(f"Links for {PROJECT}", links)
+            texts[self.root / name / "index.html"] = page("Simple index", [f'<a href="{PROJECT}/">{PROJECT}</a>'])
         sums = [
-            f"{entry.sha256}  {name}/{PROJECT}/{entry.filename}\n"
+            f"{entry.sha256}  {path.relative_to(self.root)}\n"
             for name in sorted(self.channels)
             for entry in sorted(self.channels[name].values(), key=lambda entry: entry.filename)
-            if (self.root / name / PROJECT / entry.filename).is_file()
+            if (path := self.root / name / PROJECT / entry.filename) in self._new or path.is_file()
         ]
-        text(self.root / CHECKSUMS, "".join(sums))
-        text(self.root / "index.html", landing.page(self.channels, self.missing, self.address))
+        texts[self.root / CHECKSUMS] = "".join(sums)
+        texts[self.root / "index.html"] = landing.page(self.channels, self.missing, self.address)
+        try:
+            data = {path: text.encode() for path, text in texts.items()}
+        except UnicodeEncodeError as error:
+            raise ChannelError(f"{error.object[error.start : error.end]!r} cannot be written as UTF-8") from None
+        for path, contents in (self._new | data).items():
+            put(path, contents)
+        self._new.clear()
 
 
 @contextlib.contextmanager

@@ -390,3 +390,33 @@ def test_a_folder_whose_name_is_no_text(tmp_path):
     site = tmp_path / os.fsdecode(b"\xff")
     assert finish(start(site, make_wheel(tmp_path))) == (0, "")
     assert check_links(site) == 1
+
+
+@pytest.mark.parametrize("reason", ["\udcff", "wrong\nrows", "wrong\0rows"])
+def test_a_reason_that_is_no_line_of_text(tmp_path, reason):
+    site = tmp_path / "site"
+    index.write(site, [make_wheel(tmp_path)])
+    before = files(site)
+    with pytest.raises(ChannelError, match="is no line of text"), index.update(site) as found:
+        found.yank("1.0.0", reason)
+    assert files(site) == before
+
+
+def test_what_cannot_be_written_leaves_all_as_it_was(tmp_path):
+    """No page is written where one of them cannot be."""
+    site = tmp_path / "site"
+    index.write(site, [make_wheel(tmp_path)])
+    before = files(site)
+    found = index.Index(site)
+    found.add(make_wheel(tmp_path, "cputorch2.14"))
+    found.missing = ["\udcff"]
+    with pytest.raises(ChannelError, match=r"'\\udcff' cannot be written as UTF-8"):
+        found.write()
+    assert files(site) == before
+
+
+def test_a_path_that_is_empty(tmp_path):
+    code, errors = finish(start("", make_wheel(tmp_path)))
+    assert code == 2
+    assert "the path is empty: name a folder, such as . for this one" in errors
+    assert not (ROOT / "index.json").exists()
