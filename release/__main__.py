@@ -672,12 +672,17 @@ def main() -> int:
     arguments = _parser().parse_args()
     try:
         arguments.run(arguments)
+        sys.stdout.flush()
     except (ValueError, RuntimeError) as error:
         # What a user can cause is one sentence; a bug keeps its traceback.
         if not type(error).__module__.startswith("release."):
             raise
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # Whoever reads the output has enough of it; Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         return 130
     return 0

@@ -220,6 +220,13 @@ class Index:
                         raise ChannelError(f"{stray[0]} is no file of channel {name!r}")
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise ChannelError(f"{path} is none of ours: {error!r}. Put back the one that was here") from None
+        else:
+            for name in (channel.relative_to(root).as_posix() for channel in (*root.glob("whl/*/*"), root / PLAIN)):
+                if _CHANNEL.fullmatch(name) and (found := root / name / PROJECT / "index.html").exists():
+                    raise ChannelError(
+                        f"{path} is gone, which wrote {found} and alone knows what was withdrawn: put it back, or "
+                        "remove the pages too to begin anew"
+                    )
         patterns = (f"whl/*/*/{PROJECT}/*.whl", f"{PLAIN}/{PROJECT}/*.whl", f"{PLAIN}/{PROJECT}/*.tar.gz")
         for file in sorted(path for pattern in patterns for path in root.glob(pattern)):
             self._check_file(file)

@@ -328,6 +328,18 @@ def test_a_folder_that_is_not_there_and_no_file(tmp_path):
     assert not (tmp_path / "sit").exists()
 
 
+def test_an_index_json_that_is_gone(tmp_path):
+    """It is not written anew: what was withdrawn would be offered again."""
+    index.write(tmp_path, [make_wheel(tmp_path)])
+    with index.update(tmp_path) as found:
+        found.yank("1.0.0", "wrong rows")
+    (tmp_path / "index.json").unlink()
+    before = files(tmp_path)
+    with pytest.raises(ChannelError, match=r"index\.json is gone, .*: put it back, or remove the pages too"):
+        index.write(tmp_path, [])
+    assert files(tmp_path) == before
+
+
 def test_a_file_that_is_gone(tmp_path):
     """A page must not lead nowhere: the file is asked for, and taken."""
     site, wheel = tmp_path / "site", make_wheel(tmp_path)

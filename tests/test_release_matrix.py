@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 import subprocess
 import sys
@@ -256,6 +257,16 @@ def test_a_wrong_command(arguments, message):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_has_enough():
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "release", "matrix"], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_the_wheels_of_a_release():
