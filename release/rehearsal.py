@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from . import ROOT, WORK
@@ -145,16 +146,30 @@ def _published() -> dict[str, str]:
     return {entry["filename"]: entry["sha256"] for entries in data["channels"].values() for entry in entries}
 
 
+def check_cells(cells: Iterable[str]) -> None:
+    """Raises MatrixError where a cell is not spelt as one."""
+    for cell in cells:
+        if not re.fullmatch(r"\d+\.\d+/(?:cpu|cu\d+)/3\.\d+", cell, re.ASCII):
+            raise MatrixError(f"{cell!r} is no cell: give torch, CUDA and Python, such as 2.14/cu130/3.11")
+
+
+def next_version(version: str) -> str:
+    """The patch release after it, or after what it is a candidate of."""
+    major, minor, patch = re.findall(r"\d+", version)[:3]
+    return f"{major}.{minor}.{int(patch) + 1}"
+
+
 def run(cells: Sequence[str], manylinux: str, archs: str, *, try_out: Sequence[str]) -> None:
     """Releases `cells` ("2.14/cu130/3.11") for `archs` twice, and installs those in `try_out`.
 
     Raises StepError where a step does not end as it must.
     """
+    check_cells([*cells, *try_out])
     steps = Steps(7)
     text = MATRIX_FILE.read_text(encoding="utf-8")
     machine = os.uname().machine
     first = load()
-    later = "{}.{}.{}".format(*first.version.split(".")[:2], int(first.version.split(".")[2]) + 1)
+    later = next_version(first.version)
     clone = _Clone()
 
     steps.next(f"tag v{first.version}; every cell but the last is built")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import io
 import json
 import re
 import zipfile
@@ -20,6 +21,7 @@ from . import wheel_file
 from .index import PROJECT, ChannelError, page, put
 from .matrix import Matrix
 from .torch_info import CPU
+from .wheel_file import WheelFileError
 
 # Of the draft that uv and variantlib implement, which find out what the machine has with this provider.
 _FORMAT = {
@@ -50,6 +52,8 @@ def _properties(data: Matrix, cuda: str) -> dict[str, dict[str, object]]:
     """The variant's label and what it asks of the machine."""
     if cuda == CPU:
         return {"null": {}}
+    if cuda not in data.cuda:
+        raise ChannelError(f"the matrix has no {cuda}, so nothing says which drivers it is for: add its table")
     return {cuda: {"nvidia": {"cuda_version_lower_bound": [data.cuda[cuda].toolkit]}}}
 
 
@@ -61,29 +65,34 @@ def _row(name: str, data: bytes) -> str:
 def make(data: Matrix, path: Path, folder: Path) -> Path:
     """The variant of an ordinary wheel, in `folder`. The same wheel gives the same bytes."""
     wheel = wheel_file.read(path)
+    try:
+        old_record = wheel_file.in_info(wheel.files, "RECORD")
+    except WheelFileError as error:
+        raise WheelFileError(f"{path}: {error}") from None
     base, cuda, minor = _split(path)
     version = f"{base}+torch{minor}"
     (label, variant), = _properties(data, cuda).items()  # fmt: skip
     old, new = f"{wheel_file.NAME}-{wheel.version}.dist-info", f"{wheel_file.NAME}-{version}.dist-info"
     record = f"{new}/RECORD"
-    files = {name.replace(old, new): contents for name, contents in wheel.files.items()}
+    files = {name.replace(old, new): contents for name, contents in wheel.files.items() if name != old_record}
     files[f"{new}/METADATA"] = wheel.metadata.replace(
         f"\nVersion: {wheel.version}\n".encode(), f"\nVersion: {version}\n".encode()
     )
     files[f"{new}/variant.json"] = _description({label: variant})
-    rows = "".join(_row(name, contents) for name, contents in files.items() if name != record)
-    del files[record]
+    rows = "".join(_row(name, contents) for name, contents in files.items())
     files[record] = f"{rows}{record},,\n".encode()
     target = folder / f"{path.stem.replace(wheel.version, version)}-{label}.whl"
     with zipfile.ZipFile(path) as source:
         infos = {info.filename.replace(old, new): info for info in source.infolist()}
     example = infos[f"{new}/METADATA"]
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    archived = io.BytesIO()
+    with zipfile.ZipFile(archived, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, contents in files.items():
             info = zipfile.ZipInfo(name, example.date_time)
             info.external_attr = infos.get(name, example).external_attr
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, contents)
+    put(target, archived.getvalue())
     return target
 
 
@@ -93,7 +102,6 @@ def write(data: Matrix, root: Path, wheels: Iterable[Path]) -> list[Path]:
     for path in wheels:
         _, _, minor = _split(path)
         folder = root / "whl" / "variants" / f"torch{minor}"
-        (folder / PROJECT).mkdir(parents=True, exist_ok=True)
         make(data, path, folder / PROJECT)
         channels[folder] = None
     for folder in channels:

@@ -50,6 +50,16 @@ def test_the_cells_of_a_rehearsal():
         rehearsal.default_cells(data, "aarch64", data.torch[data.default_torch].python[-2])
 
 
+@pytest.mark.parametrize("cell", ["junk", "2.14/cu130", "2.14/cu130/x", "2/cpu/3.11", "2.14/cpu/3.11/1"])
+def test_what_is_no_cell_of_a_rehearsal(cell):
+    with pytest.raises(MatrixError, match=f"'{cell}' is no cell: give torch, CUDA and Python"):
+        rehearsal.run([cell], "manylinux_2_34", "9.0", try_out=[])
+
+
+def test_the_version_after():
+    assert [rehearsal.next_version(text) for text in ("1.2.3", "1.0.9", "2.0.0rc1")] == ["1.2.4", "1.0.10", "2.0.1"]
+
+
 @pytest.fixture
 def wheels(small, tmp_path):
     """Stand-ins for the wheels of the small matrix."""

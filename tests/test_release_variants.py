@@ -12,6 +12,8 @@ import pytest
 
 from release import matrix, variants
 from release.index import ChannelError
+from release.wheel_file import WheelFileError
+from tests import tiny_wheels
 from tests.test_release_clients import NATIVE, ours
 
 
@@ -57,6 +59,21 @@ def test_a_page_for_each_torch(wheels, tmp_path):
     # A later version joins it; again changes nothing.
     variants.write(matrix.load(), site, [ours(tmp_path, "1.1.0+cputorch2.14"), *wheels])
     assert (folder / "index.html").read_text().count("href=") == 6
+
+
+def test_a_wheel_that_makes_no_variant_leaves_nothing(tmp_path):
+    bare = tmp_path / "bare" / "scaled_mask_softmax-1.0.0+cu130torch2.14-py3-none-any.whl"
+    with zipfile.ZipFile(tiny_wheels.wheel(tmp_path)) as source:
+        bare.parent.mkdir()
+        with zipfile.ZipFile(bare, "w") as archive:
+            for info in source.infolist():
+                if not info.filename.endswith("/RECORD"):
+                    archive.writestr(info, source.read(info))
+    with pytest.raises(WheelFileError, match=r"bare/.*: 0 RECORD files where one is expected"):
+        variants.write(matrix.load(), tmp_path / "site", [bare])
+    with pytest.raises(ChannelError, match="the matrix has no cu199"):
+        variants.write(matrix.load(), tmp_path / "site", [tiny_wheels.wheel(tmp_path, "1.0.0+cu199torch2.14")])
+    assert not (tmp_path / "site").exists()
 
 
 def test_a_plain_wheel_is_no_variant(tmp_path):
