@@ -28,7 +28,21 @@ def cell(kind: str = "plain", columns: int = 128, direction: str = "forward", **
 
 
 def made(*cells: dict[str, Any], kind: str = "cuda") -> results.Results:
-    return results.Results({"kind": kind}, {f"cell {index}": one for index, one in enumerate(cells)})
+    return results.Results({"kind": kind, "device": "AVX2"}, {f"cell {index}": one for index, one in enumerate(cells)})
+
+
+@pytest.mark.parametrize(
+    ("environment", "group"),
+    [
+        ({"kind": "cuda", "device": "NVIDIA H200"}, "cuda"),
+        ({"kind": "cpu", "device": "AVX2", "threads": 1}, "cpu"),
+        ({"kind": "cpu", "device": "AVX2", "threads": 2}, "cpu-2"),
+        ({"kind": "cpu", "device": "AVX512", "threads": 1}, "cpu-avx512"),
+        ({"kind": "cpu", "device": "AVX512", "threads": 2}, "cpu-avx512-2"),
+    ],
+)
+def test_groups(environment: dict[str, Any], group: str) -> None:
+    assert tables.group(results.Results(environment, {})) == group
 
 
 def verdict(found: results.Results, what: str) -> list[str]:

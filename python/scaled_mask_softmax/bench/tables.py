@@ -263,18 +263,22 @@ def _fused(cell: Cell) -> bool:
     return bool(cell["kind"] == "causal+mask" and cell["direction"] == FORWARD and "compile" in cell["times"])
 
 
+_CPU_BLOCKS: dict[str, Callable[[Results], str]] = {
+    "fused": lambda results: times(results, _fused),
+    "small": lambda results: times(results, lambda cell: bool(cell["suite"] == "small")),
+    "dropout": lambda results: times(results, lambda cell: bool(cell["suite"] == "dropout")),
+    "float32": lambda results: beside_softmax(results, "float32"),
+    "bfloat16": lambda results: beside_softmax(results, "bfloat16"),
+    "bars": bars,
+}
 BLOCKS: dict[str, Callable[[Results], str]] = {
     "cuda float16": lambda results: floor(results, "float16"),
     "cuda bfloat16": lambda results: floor(results, "bfloat16"),
     "cuda float32": lambda results: floor(results, "float32"),
     "cuda bars": bars,
-    "cpu fused": lambda results: times(results, _fused),
-    "cpu small": lambda results: times(results, lambda cell: bool(cell["suite"] == "small")),
-    "cpu dropout": lambda results: times(results, lambda cell: bool(cell["suite"] == "dropout")),
-    "cpu float32": lambda results: beside_softmax(results, "float32"),
-    "cpu bfloat16": lambda results: beside_softmax(results, "bfloat16"),
-    "cpu bars": bars,
-    "cpu-2 fused": lambda results: times(results, _fused),
+    **{f"cpu {name}": block for name, block in _CPU_BLOCKS.items()},
+    **{f"cpu-avx512 {name}": block for name, block in _CPU_BLOCKS.items()},
+    "cpu-2 fused": _CPU_BLOCKS["fused"],
 }
 BLOCK = re.compile(r"<!-- bench: (?P<name>.+?) -->\n.*?<!-- end of bench -->", re.DOTALL)
 
@@ -285,10 +289,14 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def group(results: Results) -> str:
-    """Of the blocks that show these results: the device and, of a CPU, the threads where they are several."""
-    kind: str = results.environment["kind"]
+    """Of the blocks that show these results: the device, and of a CPU, AVX-512 and several threads."""
+    parts: list[str] = [results.environment["kind"]]
+    if results.environment["device"] == "AVX512":
+        parts.append("avx512")
     threads = results.environment.get("threads") or 1
-    return kind if threads == 1 else f"{kind}-{threads}"
+    if threads != 1:
+        parts.append(str(threads))
+    return "-".join(parts)
 
 
 def filled(text: str, results: Results) -> str:
