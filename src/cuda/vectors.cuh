@@ -235,11 +235,14 @@ struct Shape {
   using Piece = Chunk<kChunkBytes>;
 };
 
-// The largest divisor of `count` that is at most `most`.
-SMS_HOST_DEVICE constexpr int batch_of(int count, int most) {
-  int batch = count < most ? count : most;
-  while (count % batch != 0) --batch;
-  return batch;
+// Calls run(begin, end), both constant, for batches of kMost of kCount things, the last one of what is left.
+template <int kCount, int kMost, int kBegin = 0, typename Run>
+__device__ __forceinline__ void in_batches(const Run& run) {
+  if constexpr (kBegin < kCount) {
+    constexpr int kEnd = kBegin + kMost < kCount ? kBegin + kMost : kCount;
+    run(std::integral_constant<int, kBegin>{}, std::integral_constant<int, kEnd>{});
+    in_batches<kCount, kMost, kEnd>(run);
+  }
 }
 
 // Loads vectors first, first + 1, ... (in steps of kLanes) of a segment whose column 0 is at `base`. Vectors without a
@@ -298,23 +301,20 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
     load_shifted_by_none(std::integral_constant<Cache, kCache>{});
   } else if constexpr (kChunkBytes > kElementBytes) {
     // A few at a time: each takes twice its registers until it is shifted.
-    constexpr int kBatch = batch_of(kVectors, 4 / S::kPieces);
     const int shift_count = shift / kElementBytes;
     const char* aligned = base - shift;
+    typename S::Piece high[kVectors][S::kPieces];
+    in_batches<kVectors, 4 / S::kPieces>([&](auto begin, auto end) {
 #pragma unroll
-    for (int start = 0; start < kVectors; start += kBatch) {
-      typename S::Piece high[kBatch][S::kPieces];
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
+      for (int k = decltype(begin)::value; k < decltype(end)::value; ++k) {
 #pragma unroll
         for (int p = 0; p < S::kPieces; ++p) {
-          const int a = column(start + k, p);
-          out[start + k][p] = typename S::Piece{};
-          high[k][p] = typename S::Piece{};
+          const int a = column(k, p);
+          out[k][p] = typename S::Piece{};
           if (extent.any_live(a, kPieceCount)) {
             // The row may begin after the first vector ends, or end before the second one begins.
             if (a + kPieceCount - shift_count > extent.first) {
-              out[start + k][p] = load_aligned<kChunkBytes, Cache::keep>(aligned + a * kElementBytes);
+              out[k][p] = load_aligned<kChunkBytes, Cache::keep>(aligned + a * kElementBytes);
             }
             if (a + kPieceCount - shift_count < extent.last) {
               high[k][p] = load_aligned<kChunkBytes, Cache::keep>(aligned + a * kElementBytes + kChunkBytes);
@@ -322,22 +322,20 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
           }
         }
       }
-      const auto shift_all = [&](auto word_shift) {
+      with_word_shift<kChunkBytes>(shift, [&](auto word_shift) {
 #pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
+        for (int k = decltype(begin)::value; k < decltype(end)::value; ++k) {
 #pragma unroll
           for (int p = 0; p < S::kPieces; ++p) {
             if constexpr (kChunkBytes < 4) {
-              out[start + k][p] = realign<kElementBytes>(out[start + k][p], high[k][p], shift);
+              out[k][p] = realign<kElementBytes>(out[k][p], high[k][p], shift);
             } else {
-              out[start + k][p] =
-                  realign_words<kElementBytes, word_shift>(out[start + k][p], high[k][p], 8 * (shift & 3));
+              out[k][p] = realign_words<kElementBytes, word_shift>(out[k][p], high[k][p], 8 * (shift & 3));
             }
           }
         }
-      };
-      with_word_shift<kChunkBytes>(shift, shift_all);
-    }
+      });
+    });
   }
 }
 
@@ -416,45 +414,41 @@ __device__ __forceinline__ void store_vectors(char* segment_base, const Chunk<16
   // the next vector, which the next lane hands over, or on its own where the segment or the row ends.
   const int head = kCount - shift / kElementBytes;
   // A few at a time: each takes twice its registers meanwhile.
-  constexpr int kBatch = batch_of(kVectors, 4);
+  Chunk<16> tail[kVectors];
+  in_batches<kVectors, 4>([&](auto begin, auto end) {
 #pragma unroll
-  for (int start = 0; start < kVectors; start += kBatch) {
-    Chunk<16> tail[kBatch];
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
+    for (int k = decltype(begin)::value; k < decltype(end)::value; ++k) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const uint32_t offered = lane == 0 && start + k + 1 < kVectors ? value[start + k + 1].word[w]
-                                                                       : value[start + k].word[w];
+        const uint32_t offered = lane == 0 && k + 1 < kVectors ? value[k + 1].word[w] : value[k].word[w];
         tail[k].word[w] = __shfl_sync(kFullWarp, offered, (lane + 1) % kLanes, kLanes);
       }
     }
     if (shift == 0) {
       // Another group's row is shifted, this one's is not.
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) tail[k] = value[start + k];
+      for (int k = decltype(begin)::value; k < decltype(end)::value; ++k) tail[k] = value[k];
     } else {
       with_word_shift<16>(kVectorBytes - shift, [&](auto word_shift) {
 #pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          tail[k] =
-              realign_words<kElementBytes, word_shift>(value[start + k], tail[k], 8 * ((kVectorBytes - shift) & 3));
+        for (int k = decltype(begin)::value; k < decltype(end)::value; ++k) {
+          tail[k] = realign_words<kElementBytes, word_shift>(value[k], tail[k], 8 * ((kVectorBytes - shift) & 3));
         }
       });
     }
 #pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      const int a = column(start + k);
-      const bool segment_end = start + k == kVectors - 1 && lane == kLanes - 1;
-      const bool segment_begin = start + k == 0 && lane == 0;
+    for (int k = decltype(begin)::value; k < decltype(end)::value; ++k) {
+      const int a = column(k);
+      const bool segment_end = k == kVectors - 1 && lane == kLanes - 1;
+      const bool segment_begin = k == 0 && lane == 0;
       const bool joined = shift == 0 ? a + kCount <= last : !segment_end && a + kCount + head <= last;
       const bool headless = shift == 0 || (!segment_begin && a + head <= last);  // the vector before takes the head
       if (joined) store_aligned(base + a * kElementBytes + (kVectorBytes - shift) % kVectorBytes, tail[k]);
       const int low = headless ? head % kCount : 0;
       const int high = joined ? (shift == 0 ? 0 : head) : min(kCount, last - a);
-      if (low < high) store_elements(a, value[start + k], low, high);
+      if (low < high) store_elements(a, value[k], low, high);
     }
-  }
+  });
 }
 
 // `kSize` bytes of a chunk from byte `place` on, a multiple of kSize.
