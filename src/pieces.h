@@ -1,4 +1,4 @@
-// Splits a problem into pieces that a kernel can take: few row dimensions, row indices within 32 bits. Free of torch.
+// Splits a problem into pieces that a kernel can take: few row dimensions, what is counted within 32 bits. Free of torch.
 #pragma once
 
 #include <algorithm>
@@ -57,30 +57,30 @@ inline void advance(BackwardProblem& problem, const RowDim& dim, int64_t index) 
   advance_cells(problem, dim, index);
 }
 
-// Calls run(piece) on problems that together cover `problem`, each with at most max_dims row dimensions and at most
-// max_rows rows. Splits outermost dimensions first.
-template <typename Problem, typename Run>
-void for_each_piece(const Problem& problem, int max_dims, int64_t max_rows, const Run& run) {
-  const Rows& rows = problem.rows;
-  const int64_t count = rows.count();
-  if (rows.dims <= max_dims && count <= max_rows) {
+// Calls run(piece) on problems that together cover `problem`. dim_to_split(rows) is the dimension along which to split
+// rows that a launch does not take, -1 for others.
+template <typename Problem, typename DimToSplit, typename Run>
+void for_each_piece(const Problem& problem, const DimToSplit& dim_to_split, const Run& run) {
+  const int d = dim_to_split(problem.rows);
+  if (d < 0) {
     run(problem);
     return;
   }
-  const RowDim outer = rows.dim[0];
-  const int64_t inner_count = count / outer.size;
-  const bool keep_dim = rows.dims <= max_dims && inner_count <= max_rows;
-  const int64_t step = keep_dim ? std::max<int64_t>(1, max_rows / inner_count) : 1;
-  for (int64_t start = 0; start < outer.size; start += step) {
+  const RowDim split = problem.rows.dim[d];
+  Rows part = problem.rows;
+  int64_t& step = part.dim[d].size;
+  do {
+    step = (step + 1) / 2;
+  } while (step > 1 && dim_to_split(part) == d);
+  for (int64_t start = 0; start < split.size; start += step) {
     Problem piece = problem;
-    advance(piece, outer, start);
-    if (keep_dim) {
-      piece.rows.dim[0].size = std::min(step, outer.size - start);
-    } else {
+    advance(piece, split, start);
+    piece.rows.dim[d].size = std::min(step, split.size - start);
+    if (piece.rows.dim[d].size == 1) {
+      std::copy(piece.rows.dim + d + 1, piece.rows.dim + piece.rows.dims, piece.rows.dim + d);
       --piece.rows.dims;
-      std::copy(rows.dim + 1, rows.dim + rows.dims, piece.rows.dim);
     }
-    for_each_piece(piece, max_dims, max_rows, run);
+    for_each_piece(piece, dim_to_split, run);
   }
 }
 

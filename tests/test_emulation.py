@@ -6,10 +6,10 @@ rows, addresses out of alignment, results that follow from where a row lies, bar
 everyone comes to, and copies and numbers of other blocks that nobody waits for.
 
 Not emulated: what nvcc makes of the source; PTX itself and its rounding (src/cuda/ptx.cuh); branches on __CUDA_ARCH__
-(the host takes those of the oldest architecture, and clusters and asynchronous copies beside them); threads that truly
-run at once (one does at a time, in either of two orders); registers, occupancy and speed. Not drawn: more dimensions
-than three, problems in pieces, and rows longer than 12,000 vectors, so no float16 or float32 row in the shared memory
-of a cluster.
+(the host takes those of the oldest architecture, and clusters, asynchronous copies and maxima of integers beside
+them); threads that truly run at once (one does at a time, in either of two orders); registers, occupancy and speed.
+Not drawn: more dimensions than three, problems in pieces, and rows longer than 12,000 vectors, so no float16 or float32
+row in the shared memory of a cluster. A program of its own tries where rows of any dimensions and pieces lie.
 
 SMS_HYPOTHESIS_PROFILE=deep runs many times as many problems, others each time. A failure prints the command that
 repeats it; SMS_EMULATION_FIRST is the number of the first problem.
@@ -32,6 +32,7 @@ from tolerances import TOLERANCES, smallest
 
 SOURCE = Path(__file__).parent.parent / "src"
 EMULATION = Path(__file__).parent / "emulation"
+ROW_MAP = Path(__file__).parent / "cpp" / "row_map.cpp"
 
 DEEP = os.environ.get("SMS_HYPOTHESIS_PROFILE") == "deep"
 PROBLEMS = 100_000 if DEEP else 2_500
@@ -135,3 +136,13 @@ def test_random_problems(program: Path, dtype: torch.dtype) -> None:
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     assert {line.split(":")[0] for line in done.stdout.splitlines()} >= kernels_of(dtype)
+
+
+def test_row_map(tmp_path: Path) -> None:
+    """Dimensions and distances that no memory of a test holds, in the pieces that launches take."""
+    program = tmp_path / "row_map"
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    subprocess.run([*compiler, *OPTIONS, str(ROW_MAP), "-o", str(program)], timeout=600, check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=600, check=False)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0

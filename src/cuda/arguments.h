@@ -135,7 +135,7 @@ __device__ __forceinline__ int64_t key_length(const Arguments& arguments, uint32
 template <typename Arguments>
 __device__ __forceinline__ ColumnRange live_columns(const Arguments& arguments, uint32_t row, const RowPlace& place) {
   const ColumnRange live = live_columns(arguments.band, arguments.columns, place.query);
-  return arguments.key_lengths.data == nullptr ? live : shortened(live, key_length(arguments, row));
+  return arguments.key_lengths.given ? shortened(live, key_length(arguments, row)) : live;
 }
 #endif
 

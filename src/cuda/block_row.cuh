@@ -66,7 +66,7 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   }
   sum = warp_sum(sum);
   Totals<Real> totals = team.totals(maximum, sum, exponent);
-  if (arguments.sink.data != nullptr) {
+  if (arguments.sink.given) {
     totals.normalizer = with_sink<kElement>(arguments, team.row(), exponent.score(totals.maximum), totals.normalizer,
                                             team.first_thread());
   }
@@ -108,7 +108,7 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
   Real dot = raw.dot(segment.ahead, segment.lane);
   raw.keep_packed();
   dot = team.sum(warp_sum(dot));
-  if (arguments.dots.data != nullptr) {
+  if (arguments.dots.given) {
     if (team.first_thread()) store_row_value(arguments, arguments.dots, team.row(), dot);
     if (arguments.dx == nullptr) return;
   }

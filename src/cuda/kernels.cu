@@ -155,7 +155,7 @@ constexpr int64_t tiles_of(const MaskGradientProblem& problem) {
 template <typename Problem>
 cudaError_t launch_pieces(const Plan& plan, const Problem& problem, cudaStream_t stream) {
   cudaError_t status = cudaSuccess;
-  for_each_piece(problem, kMapDims, kMapRows, [&](const Problem& piece) {
+  for_each_piece(problem, dim_to_split, [&](const Problem& piece) {
     if (status == cudaSuccess) status = launch_piece(plan, piece, stream);
   });
   return status;
@@ -197,7 +197,7 @@ cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_
 bool fits(const MaskGradientProblem& problem) {
   const Rows mask_rows = part_of(problem.rows, 0, problem.mask_dims);
   const Rows summed_rows = part_of(problem.rows, problem.mask_dims, problem.rows.dims);
-  return mask_rows.dims <= kMapDims && summed_rows.dims <= kMapDims && summed_rows.count() <= kMapRows &&
+  return dim_to_split(mask_rows) < 0 && dim_to_split(summed_rows) < 0 &&
          mask_rows.count() <= kMapRows / tiles_of(problem);
 }
 

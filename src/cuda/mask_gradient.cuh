@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kMaskGradientThreads)
   for (uint32_t row = warp; row < arguments.summed_rows.rows; row += warps) {
     const RowPlace summed = arguments.summed_rows.locate(row);
     ColumnRange live = live_columns(arguments.band, arguments.columns, place.query + summed.query);
-    if (arguments.key_lengths[0].data != nullptr) {
+    if (arguments.key_lengths[0].given) {
       const char* address = key_length + arguments.summed_rows.offset(arguments.key_lengths[1], row);
       live = shortened(live, read_key_length(address, arguments.key_lengths_64));
     }

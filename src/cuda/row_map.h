@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <numeric>
 
 #include "../problem.h"
 
@@ -12,20 +15,19 @@ namespace sms::cuda {
 inline constexpr int kMapDims = 4;
 inline constexpr int64_t kMapRows = int64_t{1} << 30;  // sums of a row and a column index fit 32 bits
 
-// Division of n < 2^31 by a constant 1 <= d < 2^31 as a multiplication (Granlund and Montgomery).
-struct Divisor {
-  uint32_t value;
+// Division of n < 2^30 by a constant 2 <= d < 2^31 as a multiplication (Granlund and Montgomery).
+struct alignas(8) Divisor {  // so that its numbers are read together
   uint32_t factor;
   uint32_t shift;
 
   Divisor() = default;
-  explicit Divisor(uint32_t divisor) : value(divisor), factor(0), shift(0) {
-    while ((uint64_t{1} << shift) < divisor) ++shift;
-    factor = static_cast<uint32_t>((((uint64_t{1} << shift) - divisor) << 32) / divisor + 1);
+  explicit Divisor(uint32_t divisor) : factor(0), shift(0) {
+    while ((uint64_t{4} << shift) < divisor) ++shift;
+    factor = static_cast<uint32_t>(((uint64_t{1} << (32 + shift)) - 1) / divisor + 1);
   }
 
 #if defined(__CUDACC__)
-  __device__ __forceinline__ uint32_t quotient(uint32_t n) const { return (__umulhi(n, factor) + n) >> shift; }
+  __device__ __forceinline__ uint32_t quotient(uint32_t n) const { return __umulhi(n, factor) >> shift; }
 #endif
 };
 
@@ -37,19 +39,43 @@ struct RowPlace {
   int32_t query;   // query index
 };
 
+// The same in units of each operand, modulo 2^32: 64-bit arithmetic takes several instructions a step.
+struct RowUnits {
+  uint32_t input;
+  uint32_t second;
+  uint32_t output;
+  uint32_t query;  // query indices
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ void add(const RowUnits& step, uint32_t count) {
+    input += count * step.input;
+    second += count * step.second;
+    output += count * step.output;
+    query += count * step.query;
+  }
+#endif
+};
+
 // An operand of one number a row.
 template <typename Byte>
 struct RowValues {
-  Byte* data;                 // null where it is not given
-  int64_t stride[kMapDims];   // bytes, innermost dimension first
+  Byte* data;
+  bool given;
+  int dims;                 // those past it have step 0
+  int32_t unit;             // bytes
+  uint32_t step[kMapDims];  // as RowMap's
 };
 
+// A row's index along a dimension, innermost first, is q[d] - q[d + 1] * size[d], where q[d] is the row's number divided
+// by the number of rows that the dimensions before d have together. So the sum of every index times its stride is that
+// of q[d] times stride[d] - size[d - 1] * stride[d - 1], the step of d, and no index need be known.
 struct RowMap {
   uint32_t rows;          // at most kMapRows
   int dims;               // at most kMapDims
   bool aligned_blocks;    // the rows of a block are neighbours along the innermost dimension
-  Divisor size[kMapDims];     // innermost dimension first
-  RowPlace stride[kMapDims];  // one step along the dimension
+  Divisor before[kMapDims - 1];  // q[d + 1] = before[d].quotient(row)
+  RowUnits step[kMapDims];       // 0 from dims on
+  int32_t unit[kQuery];          // bytes, of each operand
 
 #if defined(__CUDACC__)
   // Where the row's element of `values` lies. Apart from locate(), so that a row pays for it only where it is given;
@@ -61,71 +87,122 @@ struct RowMap {
 
   template <typename Byte>
   __device__ __forceinline__ int64_t offset(const RowValues<Byte>& values, uint32_t row) const {
-    int64_t bytes = 0;
+    uint32_t units = row * values.step[0];
 #pragma unroll 1
-    for (int d = 0; d < dims; ++d) {
-      uint32_t index = row;
-      if (d + 1 < dims) {
-        row = size[d].quotient(index);
-        index -= row * size[d].value;
-      }
-      bytes += index * values.stride[d];
-    }
-    return bytes;
+    for (int d = 1; d < values.dims; ++d) units += before[d - 1].quotient(row) * values.step[d];
+    return int64_t{static_cast<int32_t>(units)} * values.unit;
   }
 
-  __device__ __forceinline__ RowPlace locate(uint32_t row) const {
-    RowPlace place{0, 0, 0, 0};
+  __device__ __forceinline__ RowUnits units(uint32_t row) const {
+    RowUnits units{0, 0, 0, 0};
+    units.add(step[0], row);
 #pragma unroll
-    for (int d = 0; d < kMapDims; ++d) {
-      if (d < dims) {
-        uint32_t index = row;
-        if (d + 1 < dims) {
-          row = size[d].quotient(index);
-          index -= row * size[d].value;
-        }
-        place.input += index * stride[d].input;
-        place.second += index * stride[d].second;
-        place.output += index * stride[d].output;
-        place.query += static_cast<int32_t>(index) * stride[d].query;
-      }
+    for (int d = 1; d < kMapDims; ++d) {
+      if (d >= dims) break;
+      units.add(step[d], before[d - 1].quotient(row));
     }
-    return place;
+    return units;
   }
 
-  // The row `steps` after the one at `place`, which lies on the same line along the innermost dimension.
-  __device__ __forceinline__ RowPlace along(RowPlace place, uint32_t steps) const {
-    place.input += steps * stride[0].input;
-    place.second += steps * stride[0].second;
-    place.output += steps * stride[0].output;
-    place.query += static_cast<int32_t>(steps) * stride[0].query;
-    return place;
+  __device__ __forceinline__ RowPlace place(const RowUnits& units) const {
+    const auto bytes = [&](uint32_t count, Operand operand) {
+      return int64_t{static_cast<int32_t>(count)} * unit[operand];
+    };
+    return {bytes(units.input, kInput), bytes(units.second, kSecond), bytes(units.output, kOutput),
+            static_cast<int32_t>(units.query)};
+  }
+
+  __device__ __forceinline__ RowPlace locate(uint32_t row) const { return place(units(row)); }
+
+  // The row `rows` after the one at `units`, which lies on the same line along the innermost dimension.
+  __device__ __forceinline__ RowUnits along(RowUnits units, uint32_t rows) const {
+    units.add(step[0], rows);
+    return units;
   }
 #endif
 };
 
-// The map of `rows` (at most kMapDims dimensions and kMapRows rows), given the bytes of an element of each operand and
-// the rows of a block.
+// What every stride of an operand is a multiple of, in elements; in bytes it fits 31 bits.
+inline int64_t unit_of(const Rows& rows, Operand operand) {
+  constexpr int64_t kMost = int64_t{1} << 27;
+  int64_t unit = 0;
+  for (int d = 0; d < rows.dims; ++d) unit = std::gcd(unit, rows.dim[d].stride[operand]);
+  if (unit > kMost) unit = std::gcd(unit, kMost);
+  return std::max<int64_t>(unit, 1);
+}
+
+// The dimension along which to split `rows` where they are too many for a RowMap, or some operand's lie too far apart for
+// its units to fit 32 bits; -1 where they are not.
+inline int dim_to_split(const Rows& rows) {
+  if (rows.dims > kMapDims || rows.count() > kMapRows) return 0;
+  for (int operand = 0; operand < kOperands; ++operand) {
+    const int64_t unit = unit_of(rows, static_cast<Operand>(operand));
+    int64_t low = 0, high = 0, furthest = 0;
+    int widest = 0;
+    for (int d = 0; d < rows.dims; ++d) {
+      const int64_t reach = (rows.dim[d].size - 1) * (rows.dim[d].stride[operand] / unit);
+      (reach < 0 ? low : high) += reach;
+      if (std::abs(reach) > furthest) {
+        furthest = std::abs(reach);
+        widest = d;
+      }
+    }
+    if (low < std::numeric_limits<int32_t>::min() || high > std::numeric_limits<int32_t>::max()) return widest;
+  }
+  return -1;
+}
+
+// Calls visit(d, dim, step) for every dimension of more than one row, innermost first: step(operand, unit) is that of
+// RowMap in units of `unit` elements. Returns how many there are.
+template <typename Visit>
+int for_each_map_dim(const Rows& rows, const Visit& visit) {
+  RowDim before{};
+  int dims = 0;
+  for (int d = rows.dims - 1; d >= 0; --d) {
+    const RowDim& dim = rows.dim[d];
+    if (dim.size == 1) continue;
+    visit(dims++, dim, [&](Operand operand, int64_t unit) {
+      return static_cast<uint32_t>((dim.stride[operand] - before.size * before.stride[operand]) / unit);
+    });
+    before = dim;
+  }
+  return dims;
+}
+
+// The map of `rows` (dim_to_split() < 0), given the bytes of an element of each operand and the rows of a block.
 inline RowMap make_row_map(const Rows& rows, int64_t input_bytes, int64_t second_bytes, int64_t output_bytes,
                            int rows_per_block) {
   RowMap map{};
   map.rows = static_cast<uint32_t>(rows.count());
-  map.dims = rows.dims;
-  map.aligned_blocks = rows.dims <= 1 || rows.dim[rows.dims - 1].size % rows_per_block == 0;
-  for (int d = 0; d < rows.dims; ++d) {
-    const RowDim& dim = rows.dim[rows.dims - 1 - d];
-    map.size[d] = Divisor(static_cast<uint32_t>(dim.size));
-    map.stride[d] = {dim.stride[kInput] * input_bytes, dim.stride[kSecond] * second_bytes,
-                     dim.stride[kOutput] * output_bytes, static_cast<int32_t>(dim.stride[kQuery])};
-  }
+  const int64_t input = unit_of(rows, kInput);
+  const int64_t second = unit_of(rows, kSecond);
+  const int64_t output = unit_of(rows, kOutput);
+  map.unit[kInput] = static_cast<int32_t>(input * input_bytes);
+  map.unit[kSecond] = static_cast<int32_t>(second * second_bytes);
+  map.unit[kOutput] = static_cast<int32_t>(output * output_bytes);
+  int64_t innermost = 1, count = 1;
+  map.dims = for_each_map_dim(rows, [&](int d, const RowDim& dim, const auto& step) {
+    if (d == 0) innermost = dim.size;
+    if (d > 0) map.before[d - 1] = Divisor(static_cast<uint32_t>(count));
+    map.step[d] = {step(kInput, input), step(kSecond, second), step(kOutput, output), step(kQuery, 1)};
+    count *= dim.size;
+  });
+  map.aligned_blocks = map.dims <= 1 || innermost % rows_per_block == 0;
   return map;
 }
 
+// `data` is null where they are not given.
 template <typename Byte>
 RowValues<Byte> make_row_values(const Rows& rows, Byte* data, Operand operand, int64_t bytes) {
   RowValues<Byte> values{};
+  const int64_t unit = unit_of(rows, operand);
   values.data = data;
-  for (int d = 0; d < rows.dims; ++d) values.stride[d] = rows.dim[rows.dims - 1 - d].stride[operand] * bytes;
+  values.given = data != nullptr;
+  values.unit = static_cast<int32_t>(unit * bytes);
+  for_each_map_dim(rows, [&](int d, const RowDim&, const auto& step) {
+    values.step[d] = step(operand, unit);
+    if (values.step[d] != 0) values.dims = d + 1;
+  });
   return values;
 }
 

@@ -234,7 +234,7 @@ struct SharedForward {
       sum += scores(raw, extent).exponentiate(maximum, exponent, extent, 0);
     });
     Totals<Real> totals = team.totals(maximum, warp_sum(sum.value()), exponent);
-    if (arguments.sink.data != nullptr) {
+    if (arguments.sink.given) {
       totals.normalizer = with_sink<kElement>(arguments, team.row(), exponent.score(totals.maximum), totals.normalizer,
                                               team.first_thread());
     }
@@ -303,7 +303,7 @@ struct SharedBackward {
       sum += raw.dot(Ahead<kElement, false>{}, 0);
     });
     const Real dot = team.sum(warp_sum(sum.value()));
-    if (arguments.dots.data != nullptr) {
+    if (arguments.dots.given) {
       if (team.first_thread()) store_row_value(arguments, arguments.dots, team.row(), dot);
       if (arguments.dx == nullptr) return;
     }

@@ -49,7 +49,7 @@ __device__ __forceinline__ Real with_sink(const ForwardArguments& arguments, uin
       probability = multiply(beside, share);
     }
   }
-  if (stores && arguments.sink_probability.data != nullptr) {
+  if (stores && arguments.sink_probability.given) {
     store_row_value(arguments, arguments.sink_probability, row, probability);
   }
   return result;

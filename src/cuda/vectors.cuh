@@ -208,7 +208,7 @@ __device__ __forceinline__ Extent near_extent(const Arguments& arguments, uint32
                                               bool exists, int start) {
   const int columns = exists ? static_cast<int>(arguments.columns) : 0;
   int end = min(place.query + arguments.near.end, columns);
-  if (arguments.key_lengths.data != nullptr && exists) {
+  if (arguments.key_lengths.given && exists) {
     end = static_cast<int>(shortened({0, end}, key_length(arguments, row)).end);
   }
   return {-start, columns - start, max(place.query + arguments.near.begin, 0) - start, end - start};

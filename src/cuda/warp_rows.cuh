@@ -26,26 +26,26 @@ struct GroupRows {
   template <typename Arguments>
   __device__ __forceinline__ explicit GroupRows(const Arguments& arguments) {
     const RowMap& map = arguments.rows;
-    const uint32_t block_first = blockIdx.x * (kGroups * kRows);
-    const uint32_t group = threadIdx.x / kLanes;
-    if (map.aligned_blocks) {
-      const RowPlace first = map.locate(block_first);
+    RowUnits units[kRows];
+    if (kRows == 1 || map.aligned_blocks) {
+      units[0] = map.units(number(0));
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) place[r] = map.along(first, group + r * kGroups);
+      for (int r = 1; r < kRows; ++r) units[r] = map.along(units[0], r * kGroups);
     } else {
 #pragma unroll 1
       for (int r = 0; r < kRows; ++r) {
-        const RowPlace found = map.locate(min(block_first + group + r * kGroups, map.rows - 1));
+        const RowUnits found = map.units(number(r));
 #pragma unroll
         for (int copy = 0; copy < kRows; ++copy) {
-          if (copy == r) place[copy] = found;
+          if (copy == r) units[copy] = found;
         }
       }
     }
     // Lanes past the last row go through the motions with a row of no columns: the warp stays whole for its shuffles.
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const uint32_t row = block_first + group + r * kGroups;
+      const uint32_t row = number(r);
+      place[r] = map.place(units[r]);
       ahead[r] = Ahead<kElement, kPreceded>(result_of(arguments, place[r]));
       extent[r] = near_extent(arguments, row, place[r], row < map.rows, 0);
       extent[r] = ahead[r].before(extent[r], kLanes * kVectors * kCountOf<kElement>);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     Real factor = normalizer(sum[r]);
-    if (arguments.sink.data != nullptr && rows.number(r) < arguments.rows.rows) {
+    if (arguments.sink.given && rows.number(r) < arguments.rows.rows) {
       const Real maximum = exponent.score(RowScores::maximum_of(key[r]));
       factor = with_sink<kElement>(arguments, rows.number(r), maximum, factor, lane == 0);
     }
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
     if (arguments.dx != nullptr) {
       rows.ahead[r].template store<kLanes, kWhole>(arguments.dx + rows.place[r].output, result, rows.extent[r], lane);
     }
-    if (arguments.dots.data != nullptr && lane == 0 && rows.number(r) < arguments.rows.rows) {
+    if (arguments.dots.given && lane == 0 && rows.number(r) < arguments.rows.rows) {
       store_row_value(arguments, arguments.dots, rows.number(r), dot[r]);
     }
   }
