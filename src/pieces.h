@@ -16,7 +16,7 @@ inline void* offset_pointer(void* pointer, int64_t bytes) {
   return pointer == nullptr ? nullptr : static_cast<char*>(pointer) + bytes;
 }
 
-constexpr int mask_element_bytes(MaskKind kind, Element element) {
+SMS_HOST_DEVICE constexpr int mask_element_bytes(MaskKind kind, Element element) {
   return kind == MaskKind::boolean ? 1 : kind == MaskKind::float32 ? 4 : element_bytes(element);
 }
 

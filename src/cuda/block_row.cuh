@@ -12,6 +12,8 @@ namespace sms::cuda {
 
 template <bool kDropout>
 inline constexpr int kMostThreads = kDropout ? kDropoutBlockThreads : kBlockThreads;
+template <bool kDropout>
+using RowTeam = BlockTeam<kMostThreads<kDropout> / kWarpLanes>;
 // How many blocks of that many threads a multiprocessor has registers for: with packed scores, as many as it has threads
 // for.
 template <bool kDropout, bool kPacked>
@@ -51,13 +53,14 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
 
   RowScores scores;
   const char* x = arguments.x + segment.place.input + bytes;
-  const char* mask = arguments.mask + segment.place.second + segment.start * arguments.mask_column_stride;
+  const int64_t mask_stride = kWhole ? mask_element_bytes(kMask, kElement) : arguments.mask_column_stride;
+  const char* mask = arguments.mask + segment.place.second + segment.start * mask_stride;
   load_scores<Cache::stream, kWhole>(scores, arguments, segment.ahead.before(x, kBytesOf<kElement>),
-                                     segment.ahead.before(mask, arguments.mask_column_stride), segment.extent,
+                                     segment.ahead.before(mask, mask_stride), segment.extent,
                                      segment.lane);
 
   // Exponentials against the warp's own maximum first, so that the block meets only once.
-  const Real maximum = RowScores::maximum_of(warp_reduce(scores.largest(), RowScores::larger));
+  const Real maximum = warp_max(RowScores::maximum_of(scores.largest()));
   Real sum;
   if constexpr (kKeepsExponentials) {
     sum = scores.exponentiate(maximum, exponent, segment.extent, segment.ahead, segment.lane);
@@ -122,13 +125,13 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
 template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout, is_packed(kElement, kMask) && kWhole>)
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
-  hold_row_forward<kElement, kMask, kBlockVectors, kWhole, kDropout>(arguments, BlockTeam());
+  hold_row_forward<kElement, kMask, kBlockVectors, kWhole, kDropout>(arguments, RowTeam<kDropout>());
 }
 
 template <Element kElement, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout, false>)
     block_row_backward(const __grid_constant__ BackwardArguments arguments) {
-  hold_row_backward<kElement, kWhole, kDropout>(arguments, BlockTeam());
+  hold_row_backward<kElement, kWhole, kDropout>(arguments, RowTeam<kDropout>());
 }
 
 template <MaskKind kMask>

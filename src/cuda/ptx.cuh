@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #if defined(SMS_EMULATION)
 
@@ -165,20 +166,27 @@ struct ByteBarrier {
   }
 };
 
-// Sends a number to where `target`, in this block's shared memory, lies in that of block `rank` of the cluster.
-template <typename Real>
-__device__ __forceinline__ void send_to_block(Real* target, ByteBarrier* barrier, uint32_t rank, Real value) {
+// Sends 4, 8 or 16 bytes to where `target`, in this block's shared memory, lies in that of block `rank` of the cluster.
+template <typename Value>
+__device__ __forceinline__ void send_to_block(Value* target, ByteBarrier* barrier, uint32_t rank, const Value& value) {
   uint32_t remote, remote_barrier;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(target)), "r"(rank));
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote_barrier) : "r"(shared_address(&barrier->state)), "r"(rank));
-  if constexpr (sizeof(Real) == 8) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(remote),
-                 "l"(__double_as_longlong(value)), "r"(remote_barrier)
+  if constexpr (sizeof(Value) == 4) {
+    uint32_t word;
+    memcpy(&word, &value, sizeof word);
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote), "r"(word),
+                 "r"(remote_barrier)
                  : "memory");
   } else {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
-                 "r"(__float_as_uint(value)), "r"(remote_barrier)
-                 : "memory");
+    uint64_t word[sizeof(Value) / 8];
+    memcpy(word, &value, sizeof word);
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(Value) / 8; ++i) {
+      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(remote + 8 * i),
+                   "l"(word[i]), "r"(remote_barrier)
+                   : "memory");
+    }
   }
 }
 

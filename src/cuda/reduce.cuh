@@ -30,9 +30,34 @@ __device__ __forceinline__ Value warp_reduce(Value value, const Combine& combine
   return values[0];
 }
 
-template <typename Real>
-__device__ __forceinline__ Real warp_max(Real value) {
-  return warp_reduce(value, [](Real a, Real b) { return fmax(a, b); });
+// A maximum is exact, so how it is found changes no result. But a NaN may be lost or be the maximum; the sum of
+// exponentials is NaN either way (row_math.h).
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+__device__ __forceinline__ float warp_max(float value) {
+  // Integers in the order of the numbers; the same again gives back the number.
+  const auto ordered = [](int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+  return __int_as_float(ordered(__reduce_max_sync(kFullWarp, ordered(__float_as_int(value)))));
+}
+#else
+__device__ __forceinline__ float warp_max(float value) {
+  return warp_reduce(value, [](float a, float b) { return fmax(a, b); });
+}
+#endif
+
+__device__ __forceinline__ double warp_max(double value) {
+  return warp_reduce(value, [](double a, double b) { return fmax(a, b); });
+}
+
+// The largest of each row's keys (segment.cuh) as a number.
+template <int kLanes, typename Scores, int kRows>
+__device__ __forceinline__ void group_maximum(typename Scores::Real (&maximum)[kRows],
+                                              typename Scores::Key (&key)[kRows]) {
+  if constexpr (kLanes < kWarpLanes) group_reduce<kLanes>(key, Scores::larger);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    maximum[r] = Scores::maximum_of(key[r]);
+    if constexpr (kLanes == kWarpLanes) maximum[r] = warp_max(maximum[r]);
+  }
 }
 
 template <typename Real>

@@ -228,7 +228,7 @@ struct SharedForward {
       key = RowScores::larger(key, scores(raw, extent).largest());
     });
     // Exponentials against the warp's own maximum first, so that the team meets only once.
-    const Real maximum = RowScores::maximum_of(warp_reduce(key, RowScores::larger));
+    const Real maximum = warp_max(RowScores::maximum_of(key));
     CompensatedSum<Real> sum;
     visit_live<kCount>(columns, 0, load, [&](const Raw& raw, int, const Extent& extent) {
       sum += scores(raw, extent).exponentiate(maximum, exponent, extent, 0);

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kStreamThreads)
 
   const Real warp_maximum = warp_max(maximum);
   const Real warp_part = warp_sum(exponent.rescale(sum.value(), maximum, warp_maximum));
-  Totals<Real> totals = BlockTeam().totals(warp_maximum, warp_part, exponent);
+  Totals<Real> totals = BlockTeam<kStreamThreads / kWarpLanes>().totals(warp_maximum, warp_part, exponent);
   if (arguments.sink.given) {
     totals.normalizer = with_sink<kElement>(arguments, blockIdx.x, exponent.score(totals.maximum), totals.normalizer,
                                             threadIdx.x == 0);
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kStreamThreads)
     sum += raw.dot(Ahead<kElement, false>{}, lane);
   }
 
-  const Real dot = BlockTeam().sum(warp_sum(sum.value()));
+  const Real dot = BlockTeam<kStreamThreads / kWarpLanes>().sum(warp_sum(sum.value()));
   if (arguments.dots.given) {
     if (threadIdx.x == 0) store_row_value(arguments, arguments.dots, blockIdx.x, dot);
     if (arguments.dx == nullptr) return;

@@ -13,39 +13,49 @@ struct Totals {
   Real normalizer;  // 0 for a dead row, NaN for a NaN row
 };
 
-// The warps of a block, at most 32, that share a row. They meet once in a kernel.
+// The warps of a block, at most kMostWarps, that share a row. They meet once in a kernel.
+template <int kMostWarps>
 struct BlockTeam {
   static __device__ __forceinline__ uint32_t block() { return 0; }
   __device__ __forceinline__ uint32_t row() const { return blockIdx.x; }
   __device__ __forceinline__ bool first_thread() const { return threadIdx.x == 0; }
-  __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x) / kWarpLanes; }
-  __device__ __forceinline__ int warps() const { return static_cast<int>(blockDim.x) / kWarpLanes; }
+  __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x / kWarpLanes); }
 
   // From each warp's maximum and sum of exponentials against it, the same in all lanes of the warp. Every thread holds
   // the result.
   template <typename Real, typename Exponent>
   __device__ __forceinline__ Totals<Real> totals(Real maximum, Real sum, const Exponent& exponent) const {
-    __shared__ Real shared[2][kWarpLanes];
-    const int lane = threadIdx.x % kWarpLanes;
-    if (lane == 0) {
-      shared[0][warp()] = maximum;
-      shared[1][warp()] = sum;
-    }
-    __syncthreads();
-    const Real warp_maximum = lane < warps() ? shared[0][lane] : kNegativeInfinity<Real>;
-    const Real warp_part = lane < warps() ? shared[1][lane] : Real{0};
-    const Real row_maximum = warp_max(warp_maximum);
-    return {row_maximum, normalizer(warp_sum(exponent.rescale(warp_part, warp_maximum, row_maximum)))};
+    struct alignas(2 * sizeof(Real)) Part {
+      Real maximum;
+      Real sum;
+    };
+    const Part part = gathered(Part{maximum, sum}, Part{kNegativeInfinity<Real>, Real{0}});
+    const Real row_maximum = warp_max(part.maximum);
+    return {row_maximum, normalizer(sum_of_parts(exponent.rescale(part.sum, part.maximum, row_maximum)))};
   }
 
   // The sum of each warp's sum. Every thread holds the result.
   template <typename Real>
   __device__ __forceinline__ Real sum(Real value) const {
-    __shared__ Real shared[kWarpLanes];
-    const int lane = threadIdx.x % kWarpLanes;
-    if (lane == 0) shared[warp()] = value;
+    return sum_of_parts(gathered(value, Real{0}));
+  }
+
+ private:
+  // A lane's part: that of one of the warps, the same as every kMostWarps lanes; `none` where there is no such warp.
+  template <typename Part>
+  __device__ __forceinline__ Part gathered(const Part& mine, const Part& none) const {
+    __shared__ Part shared[kMostWarps];
+    if (threadIdx.x % kWarpLanes == 0) shared[warp()] = mine;
     __syncthreads();
-    return warp_sum(lane < warps() ? shared[lane] : Real{0});
+    const uint32_t other = threadIdx.x % kMostWarps;
+    return other < blockDim.x / kWarpLanes ? shared[other] : none;
+  }
+
+  template <typename Real>
+  __device__ __forceinline__ Real sum_of_parts(Real part) const {
+    Real parts[1] = {part};
+    group_sum<kMostWarps>(parts);
+    return parts[0];
   }
 };
 
@@ -63,7 +73,7 @@ class ClusterTeam {
 
   __device__ __forceinline__ ClusterTeam() {
     if (alone()) return;
-    if (threadIdx.x == 0) barrier().expect(static_cast<uint32_t>(warps()) * kNumbers * sizeof(Real));
+    if (threadIdx.x == 0) barrier().expect(warps() * kNumbers * sizeof(Real));
     cluster_arrive_unordered();
   }
 
@@ -72,39 +82,40 @@ class ClusterTeam {
   __device__ __forceinline__ int warp() const {
     return static_cast<int>((block() * blockDim.x + threadIdx.x) / kWarpLanes);
   }
-  __device__ __forceinline__ int warps() const { return static_cast<int>(blocks() * blockDim.x / kWarpLanes); }
+  __device__ __forceinline__ uint32_t warps() const { return blocks() * blockDim.x / kWarpLanes; }
 
   // As BlockTeam's.
   template <typename Exponent>
   __device__ __forceinline__ Totals<Real> totals(Real maximum, Real sum, const Exponent& exponent) const {
-    tell({maximum, sum});
-    const int lane = threadIdx.x % kWarpLanes;
-    Real row_maximum = kNegativeInfinity<Real>;
-    for (int w = lane; w < warps(); w += kWarpLanes) row_maximum = fmax(row_maximum, numbers()[0][w]);
+    const Part first = gathered({{maximum, sum}}, {{kNegativeInfinity<Real>, Real{0}}});
+    Real row_maximum = first.number[0];
+    for_each_further([&](const Part& part) { row_maximum = fmax(row_maximum, part.number[0]); });
     row_maximum = warp_max(row_maximum);
-    Real row_sum = 0;
-    for (int w = lane; w < warps(); w += kWarpLanes) {
-      row_sum = add(row_sum, exponent.rescale(numbers()[1][w], numbers()[0][w], row_maximum));
-    }
+    const auto rescaled = [&](const Part& part) {
+      return exponent.rescale(part.number[1], part.number[0], row_maximum);
+    };
+    Real row_sum = rescaled(first);
+    for_each_further([&](const Part& part) { row_sum = add(row_sum, rescaled(part)); });
     return {row_maximum, normalizer(warp_sum(row_sum))};
   }
 
   __device__ __forceinline__ Real sum(Real value) const {
-    tell({value});
-    Real row_sum = 0;
-    for (int w = threadIdx.x % kWarpLanes; w < warps(); w += kWarpLanes) row_sum = add(row_sum, numbers()[0][w]);
+    Real row_sum = gathered({{value}}, {{Real{0}}}).number[0];
+    for_each_further([&](const Part& part) { row_sum = add(row_sum, part.number[0]); });
     return warp_sum(row_sum);
   }
 
  private:
   static constexpr int kMaxWarps = kClusterBlocks * kBlockThreads / kWarpLanes;
-  using Numbers = Real (*)[kMaxWarps];
+  struct alignas(kNumbers * sizeof(Real)) Part {
+    Real number[kNumbers];
+  };
 
   // A send without a cluster is an illegal instruction.
   static __device__ __forceinline__ bool alone() { return kMayBeAlone && blocks() == 1; }
 
-  static __device__ __forceinline__ Numbers numbers() {
-    __shared__ Real memory[kNumbers][kMaxWarps];
+  static __device__ __forceinline__ Part* parts() {
+    __shared__ Part memory[kMaxWarps];
     return memory;
   }
 
@@ -113,22 +124,25 @@ class ClusterTeam {
     return memory;
   }
 
-  __device__ __forceinline__ void tell(const Real (&number)[kNumbers]) const {
+  // A lane's first part, that of the warp of its number; `none` where there is no such warp.
+  __device__ __forceinline__ Part gathered(const Part& mine, const Part& none) const {
     const uint32_t lane = threadIdx.x % kWarpLanes;
     if (alone()) {
-#pragma unroll
-      for (int n = 0; n < kNumbers; ++n) {
-        if (lane == 0) numbers()[n][warp()] = number[n];
-      }
+      if (lane == 0) parts()[warp()] = mine;
       __syncthreads();
-      return;
+    } else {
+      cluster_wait();
+      if (lane < blocks()) send_to_block(&parts()[warp()], &barrier(), lane, mine);
+      barrier().wait();
     }
-    cluster_wait();
-    if (lane < blocks()) {
-#pragma unroll
-      for (int n = 0; n < kNumbers; ++n) send_to_block(&numbers()[n][warp()], &barrier(), lane, number[n]);
-    }
-    barrier().wait();
+    return lane < warps() ? parts()[lane] : none;
+  }
+
+  // A lane's other parts: of every warp whose number is as far again as a warp has lanes.
+  template <typename Use>
+  __device__ __forceinline__ void for_each_further(const Use& use) const {
+#pragma unroll 1
+    for (uint32_t w = threadIdx.x % kWarpLanes + kWarpLanes; w < warps(); w += kWarpLanes) use(parts()[w]);
   }
 };
 
@@ -139,7 +153,7 @@ using BlocksTeam = ClusterTeam<Real, kNumbers, true>;
 #else
 
 template <typename Real, int kNumbers>
-using BlocksTeam = BlockTeam;
+using BlocksTeam = BlockTeam<kSharedThreads / kWarpLanes>;
 
 #endif
 

@@ -78,20 +78,20 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
 
   RowScores scores[kRows];
   typename RowScores::Key key[kRows];
+  Real maximum[kRows];
   Real sum[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     scores[r].take(raw[r], arguments, rows.extent[r], 0, lane);
     key[r] = scores[r].largest();
   }
-  group_reduce<kLanes>(key, RowScores::larger);
+  group_maximum<kLanes, RowScores>(maximum, key);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const Real maximum = RowScores::maximum_of(key[r]);
     if constexpr (kKeepsExponentials) {
-      sum[r] = scores[r].exponentiate(maximum, exponent, rows.extent[r], rows.ahead[r], lane);
+      sum[r] = scores[r].exponentiate(maximum[r], exponent, rows.extent[r], rows.ahead[r], lane);
     } else {
-      sum[r] = scores[r].sum_exponentials(maximum, exponent, rows.extent[r], lane);
+      sum[r] = scores[r].sum_exponentials(maximum[r], exponent, rows.extent[r], lane);
     }
   }
   group_sum<kLanes>(sum);
@@ -99,12 +99,11 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   for (int r = 0; r < kRows; ++r) {
     Real factor = normalizer(sum[r]);
     if (arguments.sink.given && rows.number(r) < arguments.rows.rows) {
-      const Real maximum = exponent.score(RowScores::maximum_of(key[r]));
-      factor = with_sink<kElement>(arguments, rows.number(r), maximum, factor, lane == 0);
+      factor = with_sink<kElement>(arguments, rows.number(r), exponent.score(maximum[r]), factor, lane == 0);
     }
     char* y = arguments.y + rows.place[r].output;
     if constexpr (!kKeepsExponentials) {
-      scores[r].become_probabilities(RowScores::maximum_of(key[r]), factor, exponent, rows.extent[r], lane);
+      scores[r].become_probabilities(maximum[r], factor, exponent, rows.extent[r], lane);
       store_vectors<kLanes, kWhole, kBytesOf<kElement>>(y, scores[r].packed, rows.extent[r], lane);
     } else {
       Chunk<16> result[kHeld];

@@ -45,6 +45,8 @@ To bits_as(const From& from) {
 
 inline float __uint_as_float(uint32_t bits) { return bits_as<float>(bits); }
 inline uint32_t __float_as_uint(float value) { return bits_as<uint32_t>(value); }
+inline float __int_as_float(int32_t bits) { return bits_as<float>(bits); }
+inline int32_t __float_as_int(float value) { return bits_as<int32_t>(value); }
 inline double __hiloint2double(int high, int low) {
   return bits_as<double>(uint64_t{static_cast<uint32_t>(high)} << 32 | static_cast<uint32_t>(low));
 }
@@ -70,6 +72,10 @@ Value __shfl_xor_sync(uint32_t lanes, Value value, int flipped) {
   expect_full_warp(lanes);
   return bits_as<Value>(
       sms::emulation::exchange(bits_as<uint64_t>(value), static_cast<int>(threadIdx.x) % 32 ^ flipped));
+}
+inline int32_t __reduce_max_sync(uint32_t lanes, int32_t value) {
+  for (int flipped = 16; flipped > 0; flipped /= 2) value = std::max(value, __shfl_xor_sync(lanes, value, flipped));
+  return value;
 }
 inline bool __any_sync(uint32_t lanes, bool value) {
   expect_full_warp(lanes);

@@ -64,11 +64,11 @@ struct ByteBarrier {
   void wait() { emulation::wait_until_zero(state); }
 };
 
-template <typename Real>
-void send_to_block(Real* target, ByteBarrier* barrier, uint32_t rank, Real value) {
+template <typename Value>
+void send_to_block(Value* target, ByteBarrier* barrier, uint32_t rank, const Value& value) {
   uint64_t& state = static_cast<ByteBarrier*>(emulation::in_block(barrier, rank))->state;
   if (state < sizeof value) emulation::fail("more bytes sent to a block than it expects");
-  *static_cast<Real*>(emulation::in_block(target, rank)) = value;
+  *static_cast<Value*>(emulation::in_block(target, rank)) = value;
   state -= sizeof value;
 }
 
