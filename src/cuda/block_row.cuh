@@ -61,11 +61,12 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
 
   // Exponentials against the warp's own maximum first, so that the block meets only once.
   const Real maximum = warp_max(RowScores::maximum_of(scores.largest()));
+  const Shift<Real> shift = exponent.shift(maximum);
   Real sum;
   if constexpr (kKeepsExponentials) {
-    sum = scores.exponentiate(maximum, exponent, segment.extent, segment.ahead, segment.lane);
+    sum = scores.exponentiate(shift, exponent, segment.extent, segment.ahead, segment.lane);
   } else {
-    sum = scores.sum_exponentials(maximum, exponent, segment.extent, segment.lane);
+    sum = scores.sum_exponentials(shift, exponent, segment.extent, segment.lane);
   }
   sum = warp_sum(sum);
   Totals<Real> totals = team.totals(maximum, sum, exponent);
@@ -76,7 +77,7 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   const Real factor = exponent.rescale(totals.normalizer, maximum, totals.maximum);
   char* y = arguments.y + segment.place.output + bytes;
   if constexpr (!kKeepsExponentials) {
-    scores.become_probabilities(maximum, factor, exponent, segment.extent, segment.lane);
+    scores.become_probabilities(shift, factor, exponent, segment.extent);
     store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(y, scores.packed, segment.extent, segment.lane);
   } else {
     Chunk<16> result[kHeld];

@@ -39,6 +39,21 @@ __device__ __forceinline__ const char* one_address(const char* address) {
   return address;
 }
 
+// At the end of each branch of a choice between arrays' elements: branches that end alike would be merged into one that
+// finds its element in memory.
+template <int kNumber>
+__device__ __forceinline__ void keep_apart() {
+  asm volatile("// %0" ::"n"(kNumber));
+}
+
+// 0, in the branch that asks for it: the compiler would otherwise set it before every branch.
+__device__ __forceinline__ float zero_of_branch(float) {
+  float zero;
+  asm volatile("mov.f32 %0, 0f00000000;" : "=f"(zero));
+  return zero;
+}
+__device__ __forceinline__ double zero_of_branch(double) { return 0.0; }
+
 // Conversions of pairs and their maxima: the headers that have them cost more time than all of a small kernel.
 __device__ __forceinline__ void unpack_float16(uint32_t pair, float& low, float& high) {
   asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\tcvt.f32.f16 %0, l;\n\tcvt.f32.f16 %1, h;\n\t}"

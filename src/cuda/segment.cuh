@@ -16,11 +16,6 @@ __device__ __forceinline__ const char* result_of(const BackwardArguments& argume
   return arguments.dx != nullptr ? arguments.dx + place.output : arguments.y + place.input;
 }
 
-// All bits of each half of a pair of columns that is live.
-__device__ __forceinline__ uint32_t live_halves(const Extent& extent, int column) {
-  return (extent.any_live(column, 1) ? 0x0000ffffu : 0u) | (extent.any_live(column + 1, 1) ? 0xffff0000u : 0u);
-}
-
 // The columns before a segment (vectors.cuh): none, if it is not kPreceded.
 template <Element kElement, bool kPreceded>
 struct Ahead {
@@ -87,47 +82,84 @@ struct RawScores {
   static constexpr int kMaskBytes = mask_element_bytes(kMask, kElement);
   using Mask = Shape<kMaskBytes, kCount>;
 
+  static constexpr bool kIsPacked = is_packed(kElement, kMask);
+  static constexpr bool kHasAddend = kMask == MaskKind::same || kMask == MaskKind::float32;
+
   Chunk<16> x[kVectors][1];
   typename Mask::Piece mask[kVectors][Mask::kPieces];
 
-  // Vectors first, first + 1, ... of the segment whose column 0 is at `x_base` and `mask_base`.
+  // Vectors first, first + 1, ... of the segment whose column 0 is at `x_base` and `mask_base`. Those without a live
+  // column come as scores of -inf where they are packed or, but for float64, have a float mask.
   template <Cache kCache>
   __device__ __forceinline__ void load(const ForwardArguments& arguments, const char* x_base, const char* mask_base,
                                        const Extent& extent, int first, int lane) {
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(x, x_base, arguments.x_span, extent, first, lane);
+    const uint32_t dead_x = kIsPacked ? kNegativeInfinityPair<kElement> ^ arguments.packed.flip : 0;
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(x, x_base, arguments.x_span, extent, first, lane, dead_x);
     if constexpr (kMask != MaskKind::none) {
+      const uint32_t dead_mask = kHasAddend && kBytes != 8 ? kExcludedAddend : 0;
       if (kWhole || arguments.mask_column_stride == kMaskBytes) {
         load_vectors<kLanes, Cache::keep, kWhole, kMaskBytes, kCount>(mask, mask_base, arguments.mask_span, extent,
-                                                                      first, lane);
+                                                                      first, lane, dead_mask);
       } else {
-        load_strided<kLanes, kMaskBytes, kCount>(mask, mask_base, arguments.mask_column_stride, extent, first, lane);
+        load_strided<kLanes, kMaskBytes, kCount>(mask, mask_base, arguments.mask_column_stride, extent, first, lane,
+                                                 dead_mask);
       }
     }
   }
-};
 
-// Exponents of scores, in the unit that they are held in.
-template <typename Real, bool kUnscaled>
-struct Exponents {
-  PackedScale packed;
-
-  // What to subtract for a maximum: 0 for -inf, as finite_shift() says, and NaN where the scaled maximum overflows.
-  __device__ __forceinline__ Real shift(Real maximum) const {
-    if constexpr (kUnscaled) {
-      const float scaled = multiply(maximum, packed.unit);
-      const float shift = scaled == kNegativeInfinity<float> ? 0.0f : maximum;
-      return scaled == -kNegativeInfinity<float> ? scaled - scaled : shift;
-    } else {
-      return finite_shift(maximum);
+  // Makes the cells of vector k that are not live scores of -inf, given a float mask.
+  template <typename Edge>
+  __device__ __forceinline__ void exclude(int k, const Edge& edge) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) x[k][0].word[w] &= edge.template live_bits<kBytes>(w);
+    constexpr int kWords = Mask::kChunkBytes / 4;
+#pragma unroll
+    for (int w = 0; w < kWords * Mask::kPieces; ++w) {
+      const uint32_t live = edge.template live_bits<kMaskBytes>(w);
+      uint32_t& word = mask[k][w / kWords].word[w % kWords];
+      word = (word & live) | (kExcludedAddend & ~live);
     }
   }
 
-  // exp(score - shift), the shift subtracted before the change of base.
-  __device__ __forceinline__ Real operator()(Real score, Real shift) const {
-    if constexpr (kUnscaled) {
-      return power_of_two(multiply(add(score, -shift), packed.factor));
-    } else {
-      return exponential(score, shift);
+  // A word of a float mask that is -inf everywhere.
+  static constexpr uint32_t kExcludedAddend =
+      kBytes == 2 && kMask == MaskKind::same ? kNegativeInfinityPair<kElement> : 0xff800000u;
+};
+
+// What is taken from a score before it is exponentiated.
+template <typename Real>
+struct Shift {
+  Real score;     // in the unit of the scores, before the change of base
+  Real exponent;  // after it
+  bool far;       // the former is to be taken
+};
+
+// Exponents of scores, in the unit that they are held in. For 16-bit elements the change of base and the subtraction are
+// one fused multiply-add: a maximum's exponent is rounded once, alike for all cells and their sum, so that the error
+// cancels. It would not where the rounding itself overflows, so scores far from 0 are shifted before the change of base,
+// as are all of wider elements: the only live cell of a row then gives exactly 1.
+template <typename Real, bool kUnscaled, bool kFused>
+struct Exponents {
+  PackedScale packed;
+
+  __device__ __forceinline__ Shift<Real> shift(Real maximum) const {
+    if constexpr (kFused) {
+      const Real exponent = multiply(maximum, factor());
+      if (fabs(exponent) <= kNear) return {0, exponent, false};
+    }
+    return {finite(maximum), 0, true};
+  }
+
+  // exp(score - maximum) for each element.
+  template <int kCount>
+  __device__ __forceinline__ void exponentiate(Real (&value)[kCount], const Shift<Real>& shift) const {
+    if (shift.far) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) value[i] = add(value[i], -shift.score);
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      value[i] = power_of_two(kFused ? fma(value[i], factor(), -shift.exponent) : multiply(value[i], factor()));
     }
   }
 
@@ -138,7 +170,34 @@ struct Exponents {
 
   // A sum of exponentials taken against the maximum `from`, restated against `to` >= `from`. Keeps NaN.
   __device__ __forceinline__ Real rescale(Real sum, Real from, Real to) const {
-    return multiply(sum, (*this)(from, shift(to)));
+    const Shift<Real> target = shift(to);
+    if constexpr (kFused) {
+      const Shift<Real> source = shift(from);
+      // A sum against -inf is 0 or NaN, and not to be multiplied by infinity.
+      const Real score = source.far ? from : Real{0};
+      const Real exponent = fma(add(score, -target.score), factor(), add(source.exponent, -target.exponent));
+      return multiply(sum, power_of_two(exponent));
+    } else {
+      return multiply(sum, power_of_two(multiply(add(from, -target.score), factor())));
+    }
+  }
+
+ private:
+  static constexpr Real kNear = 1 << 24;  // what rounding adds to such an exponent is less than 1
+
+  __device__ __forceinline__ Real factor() const {
+    return kUnscaled ? static_cast<Real>(packed.factor) : static_cast<Real>(kLog2E);
+  }
+
+  // The maximum, but 0 for -inf, as finite_shift() says, and NaN where it overflows as a score.
+  __device__ __forceinline__ Real finite(Real maximum) const {
+    if constexpr (kUnscaled) {
+      const float scaled = multiply(maximum, packed.unit);
+      const float shift = scaled == kNegativeInfinity<float> ? 0.0f : maximum;
+      return scaled == -kNegativeInfinity<float> ? scaled - scaled : shift;
+    } else {
+      return finite_shift(maximum);
+    }
   }
 };
 
@@ -149,7 +208,7 @@ struct Scores {
   // Packed scores stay unscaled until they are exponentiated (arguments.h).
   static constexpr bool kIsPacked = is_packed(kElement, kMask);
   using Real = Accumulate<kElement>;
-  using Exponent = Exponents<Real, kIsPacked>;
+  using Exponent = Exponents<Real, kIsPacked, kBytesOf<kElement> == 2>;
   // What is compared for the maximum: a pair of elements where they stay packed.
   using Key = std::conditional_t<kIsPacked, uint32_t, Real>;
 
@@ -161,27 +220,29 @@ struct Scores {
   // Takes vectors first, first + 1, ... ; excluded cells become -inf, whatever was there.
   template <int kBatch, bool kWhole>
   __device__ __forceinline__ void take(const RawScores<kElement, kMask, kLanes, kBatch, kWhole>& raw,
-                                       const ForwardArguments& arguments, const Extent& segment_extent, int first,
-                                       int lane) {
-    const Extent extent = segment_extent.moved(lane * kCount);
+                                       const ForwardArguments& arguments, const Extent& extent, int first, int lane) {
     if constexpr (kIsPacked) {
+      take_packed(raw, arguments, extent, first, lane);
+    } else if constexpr (kBytesOf<kElement> == 2) {
+      auto live = raw;
+      at_edges<kLanes, kCount, kBatch>(extent, first, lane, [&](int k, const auto& edge) { live.exclude(k, edge); });
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) packed[first + k] = raw.x[k][0];
-      if (arguments.packed.zero) {
+      for (int k = 0; k < kBatch; ++k) {
+        unpack<kElement>(live.x[k][0], value[first + k]);
+        add_mask(value[first + k], live.mask[k], scale_of<Real>(arguments));
+      }
+    } else {
 #pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
+      for (int k = 0; k < kBatch; ++k) {
+        const bool any_live = extent.any_live(column(first + k) + lane * kCount, kCount);
+        take_wide(value[first + k], raw.x[k][0], raw.mask[k], scale_of<Real>(arguments), any_live);
+      }
+      at_edges<kLanes, kCount, kBatch>(extent, first, lane, [&](int k, const auto& edge) {
 #pragma unroll
-          for (int w = 0; w < 4; ++w) packed[first + k].word[w] = zero_or_nan<kElement>(packed[first + k].word[w]);
+        for (int i = 0; i < kCount; ++i) {
+          value[first + k][i] = edge.is_live(i) ? value[first + k][i] : kNegativeInfinity<Real>;
         }
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) {
-      if constexpr (kIsPacked) {
-        exclude(packed[first + k], raw.mask[k], arguments.packed.flip, extent, column(first + k));
-      } else {
-        take_scaled(value[first + k], raw.x[k][0], raw.mask[k], scale_of<Real>(arguments), extent, column(first + k));
-      }
+      });
     }
   }
 
@@ -228,22 +289,24 @@ struct Scores {
     }
   }
 
-  // Turns scores into exponentials against `maximum`, which may be -inf; returns their sum.
+  // Turns scores into exponentials; returns their sum.
   template <bool kPreceded>
-  __device__ __forceinline__ Real exponentiate(Real maximum, const Exponent& exponent, const Extent& segment_extent,
-                                               const Ahead<kElement, kPreceded>& ahead, int lane) {
-    const Extent extent = segment_extent.moved(lane * kCount);
-    const Real shift = exponent.shift(maximum);
+  __device__ __forceinline__ Real exponentiate(const Shift<Real>& shift, const Exponent& exponent,
+                                               const Extent& extent, const Ahead<kElement, kPreceded>& ahead,
+                                               int lane) {
+    const Shift<Real> warp_shift = shift_of_warp(shift);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (!extent.any_live(column(k), kCount)) {
+      if (may_be_live(extent, k)) {
+        if constexpr (kIsPacked) {
+          exponentials_of(packed[k], warp_shift, exponent, value[k]);
+        } else {
+          exponent.exponentiate(value[k], warp_shift);
+        }
+      } else {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) value[k][i] = 0;
-        continue;
+        for (int i = 0; i < kCount; ++i) value[k][i] = zero_of_branch(Real{});
       }
-      if constexpr (kIsPacked) unpack<kElement>(packed[k], value[k]);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) value[k][i] = exponent(value[k][i], shift);
     }
     return ahead.template sum<kLanes>(lane, [&](int i) {
       Real sum = value[0][i];
@@ -253,9 +316,9 @@ struct Scores {
     });
   }
 
-  __device__ __forceinline__ Real exponentiate(Real maximum, const Exponent& exponent, const Extent& segment_extent,
-                                               int lane) {
-    return exponentiate(maximum, exponent, segment_extent, Ahead<kElement, false>{}, lane);
+  __device__ __forceinline__ Real exponentiate(const Shift<Real>& shift, const Exponent& exponent,
+                                               const Extent& extent, int lane) {
+    return exponentiate(shift, exponent, extent, Ahead<kElement, false>{}, lane);
   }
 
   // The probabilities as stored: exponentials times the row's factor (NaN in a NaN row, excluded cells included).
@@ -270,32 +333,30 @@ struct Scores {
   }
 
   // The same two for packed scores, which keep no exponentials but compute them again: same bits, fewer registers.
-  __device__ __forceinline__ Real sum_exponentials(Real maximum, const Exponent& exponent, const Extent& segment_extent,
-                                                   int lane) const {
-    const Extent extent = segment_extent.moved(lane * kCount);
-    const Real shift = exponent.shift(maximum);
+  __device__ __forceinline__ Real sum_exponentials(const Shift<Real>& shift, const Exponent& exponent,
+                                                   const Extent& extent, int lane) const {
+    const Shift<Real> warp_shift = shift_of_warp(shift);
     Real sum[kCount] = {};
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (!extent.any_live(column(k), kCount)) continue;
+      if (!may_be_live(extent, k)) continue;
       Real exponential[kCount];
-      exponentials_of(packed[k], shift, exponent, exponential);
+      exponentials_of(packed[k], warp_shift, exponent, exponential);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sum[i] = add(sum[i], exponential[i]);
     }
     return Ahead<kElement, false>{}.template sum<kLanes>(lane, [&](int i) { return sum[i]; });
   }
 
-  __device__ __forceinline__ void become_probabilities(Real maximum, Real factor, const Exponent& exponent,
-                                                       const Extent& segment_extent, int lane) {
-    const Extent extent = segment_extent.moved(lane * kCount);
-    const Real shift = exponent.shift(maximum);
+  __device__ __forceinline__ void become_probabilities(const Shift<Real>& shift, Real factor, const Exponent& exponent,
+                                                       const Extent& extent) {
+    const Shift<Real> warp_shift = shift_of_warp(shift);
     Real none[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) none[i] = multiply(Real{0}, factor);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (!extent.any_live(column(k), kCount)) {
+      if (!may_be_live(extent, k)) {
         packed[k] = pack<kElement>(none);
         continue;
       }
@@ -303,7 +364,7 @@ struct Scores {
 #pragma unroll
       for (int w = 0; w < 4; ++w) packed[k].word[w] ^= blockIdx.y;
       Real probability[kCount];
-      exponentials_of(packed[k], shift, exponent, probability);
+      exponentials_of(packed[k], warp_shift, exponent, probability);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) probability[i] = multiply(probability[i], factor);
       packed[k] = pack<kElement>(probability);
@@ -311,74 +372,112 @@ struct Scores {
   }
 
  private:
-  static __device__ __forceinline__ void exponentials_of(const Chunk<16>& scores, Real shift, const Exponent& exponent,
-                                                         Real (&out)[kCount]) {
-    unpack<kElement>(scores, out);
+  // A few at a time: the branch in between would otherwise have all of them wait for it in registers.
+  static __device__ __forceinline__ void exponentials_of(const Chunk<16>& scores, const Shift<Real>& shift,
+                                                         const Exponent& exponent, Real (&out)[kCount]) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) out[i] = exponent(out[i], shift);
+    for (int w = 0; w < 4; w += 2) {
+      Real few[4];
+      unpack_pair<kElement>(scores.word[w], few[0], few[1]);
+      unpack_pair<kElement>(scores.word[w + 1], few[2], few[3]);
+      exponent.exponentiate(few, shift);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[2 * w + i] = few[i];
+    }
   }
 
-  template <typename Mask>
-  static __device__ __forceinline__ void exclude(Chunk<16>& out, const Mask& mask, uint32_t flip,
-                                                 const Extent& extent, int a) {
+  // One way for the whole warp, where all of it comes here: a lane with several vectors.
+  static __device__ __forceinline__ Shift<Real> shift_of_warp(Shift<Real> shift) {
+    if constexpr (kVectors > 1 && kBytesOf<kElement> == 2) shift.far = __any_sync(kFullWarp, shift.far);
+    return shift;
+  }
+
+  // Whether any lane of the warp has a live column in its vector k.
+  static __device__ __forceinline__ bool may_be_live(const Extent& extent, int k) {
+    if constexpr (kVectors == 1) return true;
+    return __any_sync(kFullWarp, extent.any_live(column(k), kLanes * kCount));
+  }
+
+  template <int kBatch, bool kWhole>
+  __device__ __forceinline__ void take_packed(const RawScores<kElement, kMask, kLanes, kBatch, kWhole>& raw,
+                                              const ForwardArguments& arguments, const Extent& extent, int first,
+                                              int lane) {
     constexpr uint32_t kExcluded = kNegativeInfinityPair<kElement>;
-    if (!extent.any_live(a, kCount)) {
 #pragma unroll
-      for (int w = 0; w < 4; ++w) out.word[w] = kExcluded;
-      return;
+    for (int k = 0; k < kBatch; ++k) packed[first + k] = raw.x[k][0];
+    if (arguments.packed.flip != 0) {
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) packed[first + k].word[w] ^= arguments.packed.flip;
+      }
     }
+    if (arguments.packed.zero) {
 #pragma unroll
-    for (int w = 0; w < 4; ++w) out.word[w] ^= flip;
+      for (int k = 0; k < kBatch; ++k) {
+        const bool any_live = extent.any_live(column(first + k) + lane * kCount, kCount);
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          uint32_t& word = packed[first + k].word[w];
+          word = any_live ? zero_or_nan<kElement>(word) : kExcluded;
+        }
+      }
+    }
     if constexpr (kMask == MaskKind::boolean) {
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const uint32_t bytes = mask[0].word[w / 2];
-        const uint32_t excluded = w % 2 == 0 ? halves_of_bytes<0>(bytes) : halves_of_bytes<1>(bytes);
-        out.word[w] = (out.word[w] & ~excluded) | (kExcluded & excluded);
+      for (int k = 0; k < kBatch; ++k) {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const uint32_t bytes = raw.mask[k][0].word[w / 2];
+          const uint32_t excluded = w % 2 == 0 ? halves_of_bytes<0>(bytes) : halves_of_bytes<1>(bytes);
+          uint32_t& word = packed[first + k].word[w];
+          word = (word & ~excluded) | (kExcluded & excluded);
+        }
       }
     }
-    if (!extent.all_live(a, kCount)) {
+    at_edges<kLanes, kCount, kBatch>(extent, first, lane, [&](int k, const auto& edge) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const uint32_t live = live_halves(extent, a + 2 * w);
-        out.word[w] = (out.word[w] & live) | (kExcluded & ~live);
+        const uint32_t live = edge.template live_bits<kBytesOf<kElement>>(w);
+        uint32_t& word = packed[first + k].word[w];
+        word = (word & live) | (kExcluded & ~live);
       }
-    }
+    });
   }
 
   // x * scale + mask.
   template <typename Mask>
-  static __device__ __forceinline__ void take_scaled(Real (&out)[kCount], const Chunk<16>& x, const Mask& mask,
-                                                     Real scale, const Extent& extent, int a) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) out[i] = kNegativeInfinity<Real>;
-    if (!extent.any_live(a, kCount)) return;
-    unpack<kElement>(x, out);
-    if constexpr (kMask == MaskKind::same || kMask == MaskKind::float32) {
-      Real addend[kCount];
-      if constexpr (kMask == MaskKind::same) {
-        unpack<kElement>(mask[0], addend);
-      } else {
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) addend[i] = __uint_as_float(mask[i / 4].word[i % 4]);
-      }
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) out[i] = fma(out[i], scale, addend[i]);
+  static __device__ __forceinline__ void add_mask(Real (&out)[kCount], const Mask& mask, Real scale) {
+    Real addend[kCount];
+    if constexpr (kMask == MaskKind::same) {
+      unpack<kElement>(mask[0], addend);
     } else {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) out[i] = multiply(out[i], scale);
-      if constexpr (kMask == MaskKind::boolean) {
+      for (int i = 0; i < kCount; ++i) addend[i] = __uint_as_float(mask[i / 4].word[i % 4]);
+    }
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
+    for (int i = 0; i < kCount; ++i) out[i] = fma(out[i], scale, addend[i]);
+  }
+
+  // The same of float32 and float64, with or without a mask of any kind.
+  template <typename Mask>
+  static __device__ __forceinline__ void take_wide(Real (&out)[kCount], const Chunk<16>& x, const Mask& mask,
+                                                   Real scale, bool any_live) {
+    unpack<kElement>(x, out);
+    if constexpr (kMask == MaskKind::same) {
+      add_mask(out, mask, scale);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        out[i] = multiply(out[i], scale);
+        if constexpr (kMask == MaskKind::boolean) {
           const bool excluded = (mask[0].word[i / 4] & (0xffu << (8 * (i % 4)))) != 0;
           out[i] = excluded ? kNegativeInfinity<Real> : out[i];
         }
       }
     }
-    if (!extent.all_live(a, kCount)) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) out[i] = extent.any_live(a + i, 1) ? out[i] : kNegativeInfinity<Real>;
-    }
+    for (int i = 0; i < kCount; ++i) out[i] = any_live ? out[i] : kNegativeInfinity<Real>;
   }
 };
 
@@ -415,22 +514,23 @@ struct RawGradients {
   template <Cache kCache, typename Arguments>
   __device__ __forceinline__ void load(const Arguments& arguments, const char* y_base, const char* grad_base,
                                        const Extent& extent, int lane) {
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(y, y_base, arguments.y_span, extent, 0, lane);
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(y, y_base, arguments.y_span, extent, 0, lane, 0);
     if (!kWhole && arguments.grad_expanded) {
-      load_strided<kLanes, kBytes, kCount>(grad, grad_base, 0, extent, 0, lane);
+      load_strided<kLanes, kBytes, kCount>(grad, grad_base, 0, extent, 0, lane, 0);
     } else {
-      load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(grad, grad_base, arguments.grad_span, extent, 0, lane);
+      load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(grad, grad_base, arguments.grad_span, extent, 0, lane, 0);
     }
   }
 
   // Makes cells outside the live columns, and gradients where the probability is 0, take no part: to be called once.
-  __device__ __forceinline__ void settle(const Extent& segment_extent, int lane) {
-    const Extent extent = segment_extent.moved(lane * kCount);
+  __device__ __forceinline__ void settle(const Extent& extent, int lane) {
+    at_edges<kLanes, kCount, kVectors>(extent, 0, lane, [&](int k, const auto& edge) {
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      const int a = k * kLanes * kCount;
-      if (!extent.all_live(a, kCount)) clear_outside(y[k][0], extent, a);
-      if constexpr (kBytes == 2) {
+      for (int w = 0; w < 4; ++w) y[k][0].word[w] &= edge.template live_bits<kBytes>(w);
+    });
+    if constexpr (kBytes == 2) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
 #pragma unroll
         for (int w = 0; w < 4; ++w) grad[k][0].word[w] &= nonzero_halves(y[k][0].word[w]);
       }
@@ -486,20 +586,6 @@ struct RawGradients {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) gradient[i] = score_gradient(probability[i], gradient[i], dot, scale);
       return pack<kElement>(gradient);
-    }
-  }
-
- private:
-  // Zeroes the elements outside the live columns of a vector whose first column is a.
-  static __device__ __forceinline__ void clear_outside(Chunk<16>& chunk, const Extent& extent, int a) {
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      if constexpr (kBytes == 2) {
-        const uint32_t live = live_halves(extent, a + 2 * w);
-        chunk.word[w] &= live;
-      } else {
-        chunk.word[w] = extent.any_live(a + w / (kBytes / 4), 1) ? chunk.word[w] : 0u;
-      }
     }
   }
 };

@@ -229,9 +229,10 @@ struct SharedForward {
     });
     // Exponentials against the warp's own maximum first, so that the team meets only once.
     const Real maximum = warp_max(RowScores::maximum_of(key));
+    const Shift<Real> warp_shift = exponent.shift(maximum);
     CompensatedSum<Real> sum;
     visit_live<kCount>(columns, 0, load, [&](const Raw& raw, int, const Extent& extent) {
-      sum += scores(raw, extent).exponentiate(maximum, exponent, extent, 0);
+      sum += scores(raw, extent).exponentiate(warp_shift, exponent, extent, 0);
     });
     Totals<Real> totals = team.totals(maximum, warp_sum(sum.value()), exponent);
     if (arguments.sink.given) {
@@ -239,11 +240,12 @@ struct SharedForward {
                                               team.first_thread());
     }
 
+    const Shift<Real> shift = exponent.shift(totals.maximum);
     char* y = arguments.y + place.output + columns.start * kBytes;
     const int ahead = kWhole ? 0 : elements_ahead<kBytes>(y);
     visit_live<kCount>(columns, ahead, load, [&](const Raw& raw, int column, const Extent& extent) {
       RowScores row_scores = scores(raw, extent);
-      row_scores.exponentiate(totals.maximum, exponent, extent, 0);
+      row_scores.exponentiate(shift, exponent, extent, 0);
       Chunk<16> result[1];
       row_scores.normalize(result, totals.normalizer);
       store_inside<kBytes>(columns, y, column, result[0]);

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kStreamThreads)
       sum.lost = exponent.rescale(sum.lost, maximum, larger);
       maximum = larger;
     }
-    sum += scores.exponentiate(maximum, exponent, extent, lane);
+    sum += scores.exponentiate(exponent.shift(maximum), exponent, extent, lane);
   }
 
   const Real warp_maximum = warp_max(maximum);
@@ -85,6 +85,7 @@ __global__ void __launch_bounds__(kStreamThreads)
     if (blockIdx.x == 0 && threadIdx.x == 0) store_random_state(arguments);
   }
 
+  const Shift<Real> shift = exponent.shift(totals.maximum);
 #pragma unroll 1
   for (int64_t chunk = chunks.count - 1; chunk >= 0; --chunk) {
     const int64_t start = chunks.start(chunk);
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kStreamThreads)
       load_scores<Cache::stream, kWhole>(scores, arguments, x + start * kBytes, mask + start * mask_stride, extent,
                                          lane);
     }
-    scores.exponentiate(totals.maximum, exponent, extent, lane);
+    scores.exponentiate(shift, exponent, extent, lane);
     Chunk<16> result[kStreamVectors];
     scores.normalize(result, totals.normalizer);
     if constexpr (kDropout) {

@@ -202,6 +202,60 @@ struct Extent {
   }
 };
 
+// Calls run(begin, end), both constant, for batches of kMost of kCount things, the last one of what is left.
+template <int kCount, int kMost, int kBegin = 0, typename Run>
+__device__ __forceinline__ void in_batches(const Run& run) {
+  if constexpr (kBegin < kCount) {
+    constexpr int kEnd = kBegin + kMost < kCount ? kBegin + kMost : kCount;
+    run(std::integral_constant<int, kBegin>{}, std::integral_constant<int, kEnd>{});
+    in_batches<kCount, kMost, kEnd>(run);
+  }
+}
+
+// Which elements of a vector are live at an edge of a row's live columns: those before element `count`, or the others.
+template <bool kBefore>
+struct EdgeElements {
+  int count;  // 0 to the vector's elements
+
+  __device__ __forceinline__ bool is_live(int element) const { return (element < count) == kBefore; }
+
+  // The bits of word `w` of the vector that belong to live elements.
+  template <int kElementBytes>
+  __device__ __forceinline__ uint32_t live_bits(int w) const {
+    const uint32_t behind = __funnelshift_lc(0, ~0u, max(8 * kElementBytes * count - 32 * w, 0));
+    return kBefore ? ~behind : behind;
+  }
+};
+
+// Calls run(k, edge) for the vectors first + k, k < kVectors, of a lane that may be live in part. `extent` is the
+// segment's. Where a lane has several vectors, every lane of the warp calls it.
+template <int kLanes, int kCount, int kVectors, typename Run>
+__device__ __forceinline__ void at_edges(const Extent& extent, int first, int lane, const Run& run) {
+  const auto vector = [&](auto before, int limit, int k) {
+    const int count = limit - ((first + k) * kLanes + lane) * kCount;
+    run(k, EdgeElements<decltype(before)::value>{max(0, min(count, kCount))});
+  };
+  const auto edge = [&](auto before, int limit) {
+    if constexpr (kVectors == 1) {
+      if (limit % kCount != 0) vector(before, limit, 0);
+    } else if constexpr (kLanes == kWarpLanes) {
+      if (limit % kCount == 0) return;
+      const uint32_t at = static_cast<uint32_t>(limit) / (kLanes * kCount);  // far outside for negative limits
+      in_batches<kVectors, 1>([&](auto k, auto) {
+        if (at == static_cast<uint32_t>(first) + decltype(k)::value) {
+          vector(before, limit, decltype(k)::value);
+          keep_apart<decltype(k)::value>();
+        }
+      });
+    } else if (__any_sync(kFullWarp, limit % kCount != 0)) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) vector(before, limit, k);
+    }
+  };
+  edge(std::true_type{}, extent.end);
+  edge(std::false_type{}, max(extent.begin, 0));
+}
+
 // The segment that begins at column `start` of a row held in registers; of a row of no columns if it does not exist.
 template <typename Arguments>
 __device__ __forceinline__ Extent near_extent(const Arguments& arguments, uint32_t row, const RowPlace& place,
@@ -235,22 +289,22 @@ struct Shape {
   using Piece = Chunk<kChunkBytes>;
 };
 
-// Calls run(begin, end), both constant, for batches of kMost of kCount things, the last one of what is left.
-template <int kCount, int kMost, int kBegin = 0, typename Run>
-__device__ __forceinline__ void in_batches(const Run& run) {
-  if constexpr (kBegin < kCount) {
-    constexpr int kEnd = kBegin + kMost < kCount ? kBegin + kMost : kCount;
-    run(std::integral_constant<int, kBegin>{}, std::integral_constant<int, kEnd>{});
-    in_batches<kCount, kMost, kEnd>(run);
-  }
+// A chunk of copies of one word.
+template <int kBytes>
+__device__ __forceinline__ Chunk<kBytes> filled_with(uint32_t word) {
+  Chunk<kBytes> chunk;
+#pragma unroll
+  for (int w = 0; w < (kBytes + 3) / 4; ++w) chunk.word[w] = word;
+  return chunk;
 }
 
 // Loads vectors first, first + 1, ... (in steps of kLanes) of a segment whose column 0 is at `base`. Vectors without a
-// live column are not read and stay zero; cells outside the live columns hold anything.
+// live column are not read, their words are `dead`; other cells outside the live columns hold anything.
 template <int kLanes, Cache kCache, bool kWhole, int kElementBytes, int kCount, int kVectors,
           typename S = Shape<kElementBytes, kCount>>
 __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][S::kPieces], const char* segment_base,
-                                             const Span& span, const Extent& segment_extent, int first, int lane) {
+                                             const Span& span, const Extent& segment_extent, int first, int lane,
+                                             uint32_t dead) {
   constexpr int kPieceCount = S::kPieceCount;
   constexpr int kChunkBytes = S::kChunkBytes;
   const char* base = one_address(segment_base + lane * S::kBytes);
@@ -262,7 +316,7 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
 #pragma unroll
       for (int p = 0; p < S::kPieces; ++p) {
         const int a = column(k, p);
-        out[k][p] = typename S::Piece{};
+        out[k][p] = filled_with<kChunkBytes>(dead);
         if (extent.any_live(a, kPieceCount)) {
           out[k][p] = load_aligned<kChunkBytes, decltype(cache)::value>(base + a * kElementBytes);
         }
@@ -270,7 +324,20 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
     }
   };
   if constexpr (kWhole) {
-    load_shifted_by_none(std::integral_constant<Cache, kCache>{});
+    constexpr int kLength = kLanes * kCount;
+    // With one vector a lane, a warp may come here in part.
+    const bool full = segment_extent.all_live(first * kLength, kVectors * kLength);
+    if (kVectors > 1 && __all_sync(kFullWarp, full)) {
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) {
+#pragma unroll
+        for (int p = 0; p < S::kPieces; ++p) {
+          out[k][p] = load_aligned<kChunkBytes, kCache>(base + column(k, p) * kElementBytes);
+        }
+      }
+    } else {
+      load_shifted_by_none(std::integral_constant<Cache, kCache>{});
+    }
     return;
   }
   const uintptr_t address = reinterpret_cast<uintptr_t>(base);
@@ -286,8 +353,9 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
 #pragma unroll
       for (int p = 0; p < S::kPieces; ++p) {
         const int a = column(k, p);
-        out[k][p] = typename S::Piece{};
+        out[k][p] = filled_with<kChunkBytes>(dead);
         if (extent.any_live(a, kPieceCount)) {
+          out[k][p] = typename S::Piece{};
 #pragma unroll
           for (int i = 0; i < kPieceCount; ++i) {
             if (extent.any_live(a + i, 1)) {
@@ -310,7 +378,8 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
 #pragma unroll
         for (int p = 0; p < S::kPieces; ++p) {
           const int a = column(k, p);
-          out[k][p] = typename S::Piece{};
+          out[k][p] = filled_with<kChunkBytes>(dead);
+          high[k][p] = out[k][p];
           if (extent.any_live(a, kPieceCount)) {
             // The row may begin after the first vector ends, or end before the second one begins.
             if (a + kPieceCount - shift_count > extent.first) {
@@ -342,7 +411,9 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
 // The same for elements `column_stride` bytes apart. One load each; a stride of 0 needs one load in all.
 template <int kLanes, int kElementBytes, int kCount, int kVectors, typename S = Shape<kElementBytes, kCount>>
 __device__ __forceinline__ void load_strided(typename S::Piece (&out)[kVectors][S::kPieces], const char* segment_base,
-                                             int64_t column_stride, const Extent& segment_extent, int first, int lane) {
+                                             int64_t column_stride, const Extent& segment_extent, int first, int lane,
+                                             uint32_t dead) {
+  const Extent extent = segment_extent.moved(lane * kCount);
   if (column_stride == 0) {
     typename S::Piece filled;
     // Null: a boolean mask that excludes nothing.
@@ -351,18 +422,18 @@ __device__ __forceinline__ void load_strided(typename S::Piece (&out)[kVectors][
     }
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
+      const bool live = extent.any_live((first + k) * kLanes * kCount, kCount);
 #pragma unroll
-      for (int p = 0; p < S::kPieces; ++p) out[k][p] = filled;
+      for (int p = 0; p < S::kPieces; ++p) out[k][p] = live ? filled : filled_with<S::kChunkBytes>(dead);
     }
     return;
   }
-  const Extent extent = segment_extent.moved(lane * kCount);
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
 #pragma unroll
     for (int p = 0; p < S::kPieces; ++p) {
       const int a = (first + k) * kLanes * kCount + p * S::kPieceCount;
-      out[k][p] = typename S::Piece{};
+      out[k][p] = filled_with<S::kChunkBytes>(extent.any_live(a, S::kPieceCount) ? 0 : dead);
       // One address moves along: an address for every element would fill the registers.
       const char* address = segment_base + (lane * kCount + a) * column_stride;
 #pragma unroll
@@ -451,92 +522,46 @@ __device__ __forceinline__ void store_vectors(char* segment_base, const Chunk<16
   });
 }
 
-// `kSize` bytes of a chunk from byte `place` on, a multiple of kSize.
-template <int kSize>
-__device__ __forceinline__ void store_piece(char* vector, const Chunk<16>& chunk, int place) {
-  if constexpr (kSize == 8) {
-    const bool second = place != 0;
-    *reinterpret_cast<uint2*>(vector + place) =
-        make_uint2(second ? chunk.word[2] : chunk.word[0], second ? chunk.word[3] : chunk.word[1]);
-  } else {
-    const uint32_t low = (place & 4) != 0 ? chunk.word[1] : chunk.word[0];
-    const uint32_t high = (place & 4) != 0 ? chunk.word[3] : chunk.word[2];
-    const uint32_t word = (place & 8) != 0 ? high : low;
-    if constexpr (kSize == 4) {
-      *reinterpret_cast<uint32_t*>(vector + place) = word;
-    } else {
-      *reinterpret_cast<uint16_t*>(vector + place) = static_cast<uint16_t>(word >> (8 * (place & 2)));
-    }
-  }
-}
+struct alignas(kVectorBytes) Vector {
+  char byte[kVectorBytes];
+};
 
-// Stores bytes [low, high) of a vector that is not to be stored whole.
-template <int kElementBytes>
-__device__ __forceinline__ void store_part(char* vector, const Chunk<16>& chunk, int low, int high) {
-  // Pieces that grow up to a boundary of 8 bytes, and shrink from there: each at a multiple of its size.
-  if ((low & 2) != 0 && low < high) {
-    store_piece<2>(vector, chunk, low);
-    low += 2;
-  }
-  if constexpr (kElementBytes <= 4) {
-    if ((low & 4) != 0 && low + 4 <= high) {
-      store_piece<4>(vector, chunk, low);
-      low += 4;
-    }
-  }
-  if (low + 8 <= high) {
-    store_piece<8>(vector, chunk, low);
-    low += 8;
-  }
-  if constexpr (kElementBytes <= 4) {
-    if (low + 4 <= high) {
-      store_piece<4>(vector, chunk, low);
-      low += 4;
-    }
-  }
-  if constexpr (kElementBytes <= 2) {
-    if (low < high) store_piece<2>(vector, chunk, low);
-  }
-}
-
-// Stores the vectors of each lane that hold a segment with `ahead` columns before it, from a vector boundary on.
+// Stores the vectors of each lane that hold a segment with `ahead` columns before it, from a vector boundary on. Every
+// lane of the warp calls it. The first and the last vector, of which only a part is the segment's, go through shared
+// memory: a lane stores one element of them, instead of one lane all.
 template <int kLanes, int kElementBytes, int kVectors>
 __device__ __forceinline__ void store_preceded(char* boundary, const Chunk<16> (&value)[kVectors],
                                                const Extent& segment_extent, int ahead, int lane) {
   constexpr int kCount = kVectorBytes / kElementBytes;
+  __shared__ Vector edges[kBlockThreads / kLanes][2];
+  Vector(&edge)[2] = edges[threadIdx.x / kLanes];
   char* base = const_cast<char*>(one_address(boundary + lane * kVectorBytes));
-  const int last = segment_extent.last - lane * kCount;
-  const bool cut_before = lane == 0 && ahead != 0;
-#pragma unroll
-  for (int k = 0; k < kVectors - 1; ++k) {
-    const int a = k * kLanes * kCount;
-    if (a + kCount <= last && !(k == 0 && cut_before)) store_aligned(base + a * kElementBytes, value[k]);
-  }
-  // The first and the last vector, of which only a part is the segment's.
-  const int last_vector = segment_extent.last / kCount;
-  const bool cut_behind = segment_extent.last % kCount != 0 && last_vector % kLanes == lane;
-  if (segment_extent.last <= ahead || !(cut_before || cut_behind)) return;
-  // No choice between two vectors: the compiler would choose between their addresses, in memory.
-  Chunk<16> end;
+  const int last = segment_extent.last;
+  const int last_vector = last / kCount;
+  const bool first_is_whole = ahead == 0 && last_vector > 0;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const uint32_t all = last_vector / kLanes == k ? ~0u : 0u;
-#pragma unroll
-    for (int w = 0; w < 4; ++w) end.word[w] |= value[k].word[w] & all;
+    const int vector = k * kLanes + lane;
+    if (vector < last_vector && (vector > 0 || first_is_whole)) {
+      store_aligned(base + k * kLanes * kVectorBytes, value[k]);
+    }
+    if (vector == last_vector) *reinterpret_cast<Chunk<16>*>(edge[1].byte) = value[k];
   }
-  bool at_end = !cut_before;
-#pragma unroll 1
-  while (true) {
-    const uint32_t all = at_end ? ~0u : 0u;
-    Chunk<16> chunk;
+  if (lane == 0) *reinterpret_cast<Chunk<16>*>(edge[0].byte) = value[0];
+  __syncwarp();
 #pragma unroll
-    for (int w = 0; w < 4; ++w) chunk.word[w] = (end.word[w] & all) | (value[0].word[w] & ~all);
-    const int vector = at_end ? last_vector : 0;
-    store_part<kElementBytes>(boundary + vector * kVectorBytes, chunk, (vector == 0 ? ahead : 0) * kElementBytes,
-                              min(segment_extent.last - vector * kCount, kCount) * kElementBytes);
-    if (at_end || !cut_behind || last_vector == 0) break;
-    at_end = true;
+  for (int e = 0; e < 2 * kCount; e += kLanes) {
+    const int side = (e + lane) / kCount;
+    const int element = (e + lane) % kCount;
+    const int vector = side == 0 ? 0 : last_vector;
+    const int column = vector * kCount + element;
+    const bool is_cut = side == 0 ? !first_is_whole : side == 1 && last_vector > 0;
+    if (is_cut && column >= ahead && column < last) {
+      const auto piece = load_aligned<kElementBytes, Cache::keep>(edge[side].byte + element * kElementBytes);
+      store_element<kElementBytes>(boundary + column * kElementBytes, piece);
+    }
   }
+  __syncwarp();  // before the next row's
 }
 
 }  // namespace sms::cuda

@@ -79,6 +79,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   RowScores scores[kRows];
   typename RowScores::Key key[kRows];
   Real maximum[kRows];
+  Shift<Real> shift[kRows];
   Real sum[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -88,10 +89,11 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   group_maximum<kLanes, RowScores>(maximum, key);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    shift[r] = exponent.shift(maximum[r]);
     if constexpr (kKeepsExponentials) {
-      sum[r] = scores[r].exponentiate(maximum[r], exponent, rows.extent[r], rows.ahead[r], lane);
+      sum[r] = scores[r].exponentiate(shift[r], exponent, rows.extent[r], rows.ahead[r], lane);
     } else {
-      sum[r] = scores[r].sum_exponentials(maximum[r], exponent, rows.extent[r], lane);
+      sum[r] = scores[r].sum_exponentials(shift[r], exponent, rows.extent[r], lane);
     }
   }
   group_sum<kLanes>(sum);
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
     }
     char* y = arguments.y + rows.place[r].output;
     if constexpr (!kKeepsExponentials) {
-      scores[r].become_probabilities(maximum[r], factor, exponent, rows.extent[r], lane);
+      scores[r].become_probabilities(shift[r], factor, exponent, rows.extent[r]);
       store_vectors<kLanes, kWhole, kBytesOf<kElement>>(y, scores[r].packed, rows.extent[r], lane);
     } else {
       Chunk<16> result[kHeld];

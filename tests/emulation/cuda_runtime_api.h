@@ -56,6 +56,9 @@ inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>(
 inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
   return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> (shift % 32));
 }
+inline uint32_t __funnelshift_lc(uint32_t low, uint32_t high, uint32_t shift) {
+  return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> (32 - std::min<uint32_t>(shift, 32)));
+}
 
 inline void expect_full_warp(uint32_t lanes) {
   if (lanes != 0xffffffffu) sms::emulation::fail("lanes of a warp alone: only the whole warp is emulated");
@@ -81,6 +84,7 @@ inline bool __any_sync(uint32_t lanes, bool value) {
   expect_full_warp(lanes);
   return sms::emulation::any_of_warp(value);
 }
+inline bool __all_sync(uint32_t lanes, bool value) { return !__any_sync(lanes, !value); }
 inline void __syncwarp() { sms::emulation::wait_for_warp(); }
 inline void __syncthreads() { sms::emulation::wait_for_block(); }
 

@@ -22,6 +22,14 @@ inline void store_16(char* address, const uint32_t (&word)[4]) {
 
 inline const char* one_address(const char* address) { return address; }
 
+template <int kNumber>
+void keep_apart() {}
+
+template <typename Real>
+Real zero_of_branch(Real) {
+  return 0;
+}
+
 inline void unpack_float16(uint32_t pair, float& low, float& high) {
   low = emulation::float16_value(static_cast<uint16_t>(pair));
   high = emulation::float16_value(static_cast<uint16_t>(pair >> 16));
