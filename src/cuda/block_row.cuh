@@ -43,8 +43,7 @@ struct BlockSegment {
 template <Element kElement, MaskKind kMask, int kVectors, bool kWhole, bool kDropout, typename Team>
 __device__ __forceinline__ void hold_row_forward(const ForwardArguments& arguments, const Team& team) {
   constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kVectors);
-  constexpr int kHeld = kVectors + kPreceded;
-  using RowScores = Scores<kElement, kMask, kWarpLanes, kHeld>;
+  using RowScores = Scores<kElement, kMask, kWarpLanes, kVectors>;
   using Real = typename RowScores::Real;
   const typename RowScores::Exponent exponent{arguments.packed};
   const BlockSegment<kElement, kVectors, kPreceded> segment(arguments, team);
@@ -56,7 +55,7 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   const int64_t mask_stride = kWhole ? mask_element_bytes(kMask, kElement) : arguments.mask_column_stride;
   const char* mask = arguments.mask + segment.place.second + segment.start * mask_stride;
   load_scores<Cache::stream, kWhole>(scores, arguments, segment.ahead.before(x, kBytesOf<kElement>),
-                                     segment.ahead.before(mask, mask_stride), segment.extent,
+                                     segment.ahead.before(mask, mask_stride), segment.extent, segment.ahead,
                                      segment.lane);
 
   // Exponentials against the warp's own maximum first, so that the block meets only once.
@@ -80,7 +79,7 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
     scores.become_probabilities(shift, factor, exponent, segment.extent);
     store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(y, scores.packed, segment.extent, segment.lane);
   } else {
-    Chunk<16> result[kHeld];
+    Chunk<16> result[kVectors];
     scores.normalize(result, factor);
     if constexpr (kDropout) {
       if (blockIdx.x == 0 && threadIdx.x == 0) store_random_state(arguments);
@@ -95,19 +94,25 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
 template <Element kElement, bool kWhole, bool kDropout, typename Team>
 __device__ __forceinline__ void hold_row_backward(const BackwardArguments& arguments, const Team& team) {
   constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kBlockVectors);
-  constexpr int kHeld = kBlockVectors + kPreceded;
   using Real = Accumulate<kElement>;
   const BlockSegment<kElement, kBlockVectors, kPreceded> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
   const int grad_stride = arguments.grad_expanded ? 0 : kBytesOf<kElement>;
 
-  RawGradients<kElement, kWarpLanes, kHeld, kWhole> raw;
-  const char* y = arguments.y + segment.place.input + bytes;
-  const char* grad = arguments.grad + segment.place.second + segment.start * grad_stride;
-  raw.template load<Cache::stream>(arguments, segment.ahead.before(y, kBytesOf<kElement>),
-                                   segment.ahead.before(grad, grad_stride), segment.extent, segment.lane);
+  RawGradients<kElement, kWarpLanes, kBlockVectors, kWhole> raw;
+  RawGradients<kElement, kWarpLanes, 1, kWhole> behind;
+  const char* y = segment.ahead.before(arguments.y + segment.place.input + bytes, kBytesOf<kElement>);
+  const char* grad =
+      segment.ahead.before(arguments.grad + segment.place.second + segment.start * grad_stride, grad_stride);
+  const bool folds = kPreceded && __any_sync(kFullWarp, segment.ahead.folds(segment.extent.end, segment.kLength));
+  raw.template load<Cache::stream>(arguments, y, grad, segment.extent, 0, segment.lane);
+  if (folds) behind.template load<Cache::stream>(arguments, y, grad, segment.extent, kBlockVectors, segment.lane);
   keep_loads_together();
-  raw.settle(segment.extent, segment.lane);
+  raw.settle(segment.extent, 0, segment.lane);
+  if (folds) {
+    behind.settle(segment.extent, kBlockVectors, segment.lane);
+    raw.fold(behind, segment.ahead, segment.lane);
+  }
   if constexpr (kDropout) drop(raw, arguments, team.row(), segment.start, segment.extent, segment.lane);
   Real dot = raw.dot(segment.ahead, segment.lane);
   raw.keep_packed();
@@ -116,9 +121,9 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
     if (team.first_thread()) store_row_value(arguments, arguments.dots, team.row(), dot);
     if (arguments.dx == nullptr) return;
   }
-  Chunk<16> result[kHeld];
+  Chunk<16> result[kBlockVectors];
 #pragma unroll
-  for (int k = 0; k < kHeld; ++k) result[k] = raw.result(k, dot, scale_of<Real>(arguments));
+  for (int k = 0; k < kBlockVectors; ++k) result[k] = raw.result(k, dot, scale_of<Real>(arguments));
   segment.ahead.template store<kWarpLanes, kWhole>(arguments.dx + segment.place.output + bytes, result, segment.extent,
                                                    segment.lane);
 }

@@ -46,13 +46,13 @@ __device__ __forceinline__ void keep_apart() {
   asm volatile("// %0" ::"n"(kNumber));
 }
 
-// 0, in the branch that asks for it: the compiler would otherwise set it before every branch.
-__device__ __forceinline__ float zero_of_branch(float) {
-  float zero;
-  asm volatile("mov.f32 %0, 0f00000000;" : "=f"(zero));
-  return zero;
+// A constant, in the branch that asks for it: the compiler would otherwise set it before every branch.
+template <uint32_t kBits>
+__device__ __forceinline__ float constant_of_branch() {
+  float constant;
+  asm volatile("mov.b32 %0, %1;" : "=f"(constant) : "n"(kBits));
+  return constant;
 }
-__device__ __forceinline__ double zero_of_branch(double) { return 0.0; }
 
 // Conversions of pairs and their maxima: the headers that have them cost more time than all of a small kernel.
 __device__ __forceinline__ void unpack_float16(uint32_t pair, float& low, float& high) {

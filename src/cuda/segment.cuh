@@ -16,6 +16,23 @@ __device__ __forceinline__ const char* result_of(const BackwardArguments& argume
   return arguments.dx != nullptr ? arguments.dx + place.output : arguments.y + place.input;
 }
 
+// The sum of term(first), term(first + step), ... of kCount terms. The order is such that, if kCount is a power of 2, a
+// sum of terms that are moved on by one, the last one to the place of the first, has the same bits: that of a segment
+// with columns before it, whose end is folded (Ahead).
+template <int kCount, typename Term>
+__device__ __forceinline__ auto sum_of_vectors(const Term& term, int first = 0, int step = 1) {
+  if constexpr (kCount == 1) {
+    return term(first);
+  } else if constexpr (kCount % 2 == 0) {
+    return add(sum_of_vectors<kCount / 2>(term, first, 2 * step),
+               sum_of_vectors<kCount / 2>(term, first + step, 2 * step));
+  } else {
+    return add(sum_of_vectors<kCount - 1>(term, first, step), term(first + (kCount - 1) * step));
+  }
+}
+
+SMS_HOST_DEVICE constexpr bool is_power_of_2(int count) { return (count & (count - 1)) == 0; }
+
 // The columns before a segment (vectors.cuh): none, if it is not kPreceded.
 template <Element kElement, bool kPreceded>
 struct Ahead {
@@ -33,6 +50,18 @@ struct Ahead {
   }
   __device__ __forceinline__ Extent before(const Extent& extent, int length) const {
     return kPreceded ? extent.preceded(columns, length) : extent;
+  }
+
+  // Whether elements [0, columns) of the first lane's first vector, which no column of the segment's beginning takes,
+  // hold its end: columns from `length` on. Then nothing of it is without a place.
+  __device__ __forceinline__ static bool folds(int end, int length) { return kPreceded && end > length; }
+
+  // Whether this is such an element.
+  __device__ __forceinline__ bool is_folded(int element, int lane) const { return lane == 0 && element < columns; }
+
+  // The bits of such elements in word `w` of the vector.
+  __device__ __forceinline__ uint32_t folded_bits(int w, int lane) const {
+    return EdgeElements<true>{lane == 0 ? columns : 0}.template live_bits<kBytesOf<kElement>>(w);
   }
 
   // A lane's sum, given those of each element over its vectors. Bits do not depend on the columns before: elements of
@@ -215,6 +244,8 @@ struct Scores {
   Chunk<16> packed[kIsPacked ? kVectors : 1];
   Real value[kVectors][kCount];  // scores where they are not packed; then exponentials
 
+  static constexpr int kLength = kLanes * kVectors * kCount;  // of a segment
+
   static __device__ __forceinline__ constexpr int column(int k) { return k * kLanes * kCount; }
 
   // Takes vectors first, first + 1, ... ; excluded cells become -inf, whatever was there.
@@ -228,8 +259,13 @@ struct Scores {
       at_edges<kLanes, kCount, kBatch>(extent, first, lane, [&](int k, const auto& edge) { live.exclude(k, edge); });
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        unpack<kElement>(live.x[k][0], value[first + k]);
-        add_mask(value[first + k], live.mask[k], scale_of<Real>(arguments));
+        if (may_be_live(extent, first + k)) {
+          unpack<kElement>(live.x[k][0], value[first + k]);
+          add_mask(value[first + k], live.mask[k], scale_of<Real>(arguments));
+        } else {
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) value[first + k][i] = constant_of_branch<0xff800000u>();
+        }
       }
     } else {
 #pragma unroll
@@ -243,6 +279,25 @@ struct Scores {
           value[first + k][i] = edge.is_live(i) ? value[first + k][i] : kNegativeInfinity<Real>;
         }
       });
+    }
+  }
+
+  // Takes the end of a segment, which `behind` holds as the first lane's only vector, into that lane's first one.
+  template <bool kPreceded, bool kWhole>
+  __device__ __forceinline__ void fold(const RawScores<kElement, kMask, kLanes, 1, kWhole>& behind,
+                                       const ForwardArguments& arguments, const Extent& extent,
+                                       const Ahead<kElement, kPreceded>& ahead, int lane) {
+    Scores<kElement, kMask, kLanes, 1> scores;
+    scores.take(behind, arguments, extent.moved(kLength), 0, lane);
+    if constexpr (kIsPacked) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const uint32_t folded = ahead.folded_bits(w, lane);
+        packed[0].word[w] = (packed[0].word[w] & ~folded) | (scores.packed[0].word[w] & folded);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) value[0][i] = ahead.is_folded(i, lane) ? scores.value[0][i] : value[0][i];
     }
   }
 
@@ -299,20 +354,27 @@ struct Scores {
     for (int k = 0; k < kVectors; ++k) {
       if (may_be_live(extent, k)) {
         if constexpr (kIsPacked) {
-          exponentials_of(packed[k], warp_shift, exponent, value[k]);
+          exponentials_of<4>(packed[k], 0, warp_shift, exponent, value[k]);
         } else {
           exponent.exponentiate(value[k], warp_shift);
         }
       } else {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) value[k][i] = zero_of_branch(Real{});
+        for (int i = 0; i < kCount; ++i) {
+          if constexpr (sizeof(Real) == 4) {
+            value[k][i] = constant_of_branch<0>();
+          } else {
+            value[k][i] = 0;
+          }
+        }
       }
     }
+    const bool folds = !is_power_of_2(kVectors) && __any_sync(kFullWarp, ahead.folds(extent.end, kLength));
     return ahead.template sum<kLanes>(lane, [&](int i) {
-      Real sum = value[0][i];
-#pragma unroll
-      for (int k = 1; k < kVectors; ++k) sum = add(sum, value[k][i]);
-      return sum;
+      const Real sum = sum_of_vectors<kVectors>([&](int k) { return value[k][i]; });
+      if (!folds) return sum;
+      const Real moved = sum_of_vectors<kVectors>([&](int k) { return value[(k + 1) % kVectors][i]; });
+      return ahead.is_folded(i, lane) && ahead.folds(extent.end, kLength) ? moved : sum;
     });
   }
 
@@ -336,15 +398,8 @@ struct Scores {
   __device__ __forceinline__ Real sum_exponentials(const Shift<Real>& shift, const Exponent& exponent,
                                                    const Extent& extent, int lane) const {
     const Shift<Real> warp_shift = shift_of_warp(shift);
-    Real sum[kCount] = {};
-#pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (!may_be_live(extent, k)) continue;
-      Real exponential[kCount];
-      exponentials_of(packed[k], warp_shift, exponent, exponential);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sum[i] = add(sum[i], exponential[i]);
-    }
+    Real sum[kCount];
+    sum_vectors<kVectors>(sum, 0, 1, warp_shift, exponent, extent);
     return Ahead<kElement, false>{}.template sum<kLanes>(lane, [&](int i) { return sum[i]; });
   }
 
@@ -364,7 +419,7 @@ struct Scores {
 #pragma unroll
       for (int w = 0; w < 4; ++w) packed[k].word[w] ^= blockIdx.y;
       Real probability[kCount];
-      exponentials_of(packed[k], warp_shift, exponent, probability);
+      exponentials_of<4>(packed[k], 0, warp_shift, exponent, probability);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) probability[i] = multiply(probability[i], factor);
       packed[k] = pack<kElement>(probability);
@@ -372,17 +427,59 @@ struct Scores {
   }
 
  private:
-  // A few at a time: the branch in between would otherwise have all of them wait for it in registers.
-  static __device__ __forceinline__ void exponentials_of(const Chunk<16>& scores, const Shift<Real>& shift,
-                                                         const Exponent& exponent, Real (&out)[kCount]) {
+  // As sum_of_vectors() of the exponentials of packed scores, for each element. Two vectors are added up before they are
+  // added to others, a few elements at a time, so that few exponentials wait in registers.
+  template <int kTerms>
+  __device__ __forceinline__ void sum_vectors(Real (&sum)[kCount], int first, int step, const Shift<Real>& shift,
+                                              const Exponent& exponent, const Extent& extent) const {
+    if constexpr (kTerms <= 2) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum[i] = 0;
+      add_vectors<kTerms>(sum, first, step, shift, exponent, extent);
+    } else if constexpr (kTerms % 2 != 0) {
+      sum_vectors<kTerms - 1>(sum, first, step, shift, exponent, extent);
+      add_vectors<1>(sum, first + (kTerms - 1) * step, step, shift, exponent, extent);
+    } else if constexpr (kTerms == 4) {
+      sum_vectors<2>(sum, first, 2 * step, shift, exponent, extent);
+      add_vectors<2>(sum, first + step, 2 * step, shift, exponent, extent);
+    } else {
+      sum_vectors<kTerms / 2>(sum, first, 2 * step, shift, exponent, extent);
+      Real other[kCount];
+      sum_vectors<kTerms / 2>(other, first + step, 2 * step, shift, exponent, extent);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum[i] = add(sum[i], other[i]);
+    }
+  }
+
+  template <int kTerms>
+  __device__ __forceinline__ void add_vectors(Real (&sum)[kCount], int first, int step, const Shift<Real>& shift,
+                                              const Exponent& exponent, const Extent& extent) const {
+    if (!may_be_live(extent, first) && (kTerms == 1 || !may_be_live(extent, first + step))) return;
 #pragma unroll
     for (int w = 0; w < 4; w += 2) {
+      Real few[kTerms][4];
+#pragma unroll
+      for (int t = 0; t < kTerms; ++t) exponentials_of<2>(packed[first + t * step], w, shift, exponent, few[t]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sum[2 * w + i] = add(sum[2 * w + i], kTerms == 1 ? few[0][i] : add(few[0][i], few[kTerms - 1][i]));
+      }
+    }
+  }
+
+  // Exponentials of words w, w + 1, ... of a vector. A few at a time: the branch in between would otherwise have all of
+  // them wait for it in registers.
+  template <int kWords>
+  static __device__ __forceinline__ void exponentials_of(const Chunk<16>& scores, int w, const Shift<Real>& shift,
+                                                         const Exponent& exponent, Real (&out)[2 * kWords]) {
+#pragma unroll
+    for (int n = 0; n < kWords; n += 2) {
       Real few[4];
-      unpack_pair<kElement>(scores.word[w], few[0], few[1]);
-      unpack_pair<kElement>(scores.word[w + 1], few[2], few[3]);
+      unpack_pair<kElement>(scores.word[w + n], few[0], few[1]);
+      unpack_pair<kElement>(scores.word[w + n + 1], few[2], few[3]);
       exponent.exponentiate(few, shift);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) out[2 * w + i] = few[i];
+      for (int i = 0; i < 4; ++i) out[2 * n + i] = few[i];
     }
   }
 
@@ -392,10 +489,11 @@ struct Scores {
     return shift;
   }
 
-  // Whether any lane of the warp has a live column in its vector k.
+  // Whether any lane of the warp has a live column in its vector k. The end of a segment may be folded into the first.
   static __device__ __forceinline__ bool may_be_live(const Extent& extent, int k) {
     if constexpr (kVectors == 1) return true;
-    return __any_sync(kFullWarp, extent.any_live(column(k), kLanes * kCount));
+    const bool live = extent.any_live(column(k), kLanes * kCount) || (k == 0 && extent.end > kLength);
+    return __any_sync(kFullWarp, live);
   }
 
   template <int kBatch, bool kWhole>
@@ -482,23 +580,24 @@ struct Scores {
 };
 
 // Loads and takes all kVectors vectors of a warp's lane, a few vectors in flight at a time.
-template <Cache kCache, bool kWhole, Element kElement, MaskKind kMask, int kVectors>
+template <Cache kCache, bool kWhole, Element kElement, MaskKind kMask, int kVectors, bool kPreceded>
 __device__ __forceinline__ void load_scores(Scores<kElement, kMask, kWarpLanes, kVectors>& scores,
                                             const ForwardArguments& arguments, const char* x, const char* mask,
-                                            const Extent& extent, int lane) {
+                                            const Extent& extent, const Ahead<kElement, kPreceded>& ahead, int lane) {
   constexpr int kInFlight = is_packed(kElement, kMask) && kWhole ? kVectors : kVectorsInFlight<kMask, kWhole>;
   constexpr int kBatch = kInFlight < kVectors ? kInFlight : kVectors;
-  constexpr int kRest = kVectors % kBatch;
-  RawScores<kElement, kMask, kWarpLanes, kRest == 0 ? 1 : kRest, kWhole> rest;
-  if constexpr (kRest != 0) rest.template load<kCache>(arguments, x, mask, extent, kVectors - kRest, lane);
+  static_assert(kVectors % kBatch == 0);
+  const bool folds = kPreceded && __any_sync(kFullWarp, ahead.folds(extent.end, scores.kLength));
+  RawScores<kElement, kMask, kWarpLanes, 1, kWhole> behind;
+  if (folds) behind.template load<kCache>(arguments, x, mask, extent, kVectors, lane);
 #pragma unroll
-  for (int first = 0; first < kVectors - kRest; first += kBatch) {
+  for (int first = 0; first < kVectors; first += kBatch) {
     RawScores<kElement, kMask, kWarpLanes, kBatch, kWhole> raw;
     raw.template load<kCache>(arguments, x, mask, extent, first, lane);
     keep_loads_together();
     scores.take(raw, arguments, extent, first, lane);
   }
-  if constexpr (kRest != 0) scores.take(rest, arguments, extent, kVectors - kRest, lane);
+  if (folds) scores.fold(behind, arguments, extent, ahead, lane);
 }
 
 // Probabilities and their gradients, as loaded.
@@ -511,20 +610,22 @@ struct RawGradients {
   Chunk<16> y[kVectors][1];
   Chunk<16> grad[kVectors][1];
 
+  // Vectors first, first + 1, ...
   template <Cache kCache, typename Arguments>
   __device__ __forceinline__ void load(const Arguments& arguments, const char* y_base, const char* grad_base,
-                                       const Extent& extent, int lane) {
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(y, y_base, arguments.y_span, extent, 0, lane, 0);
+                                       const Extent& extent, int first, int lane) {
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(y, y_base, arguments.y_span, extent, first, lane, 0);
     if (!kWhole && arguments.grad_expanded) {
-      load_strided<kLanes, kBytes, kCount>(grad, grad_base, 0, extent, 0, lane, 0);
+      load_strided<kLanes, kBytes, kCount>(grad, grad_base, 0, extent, first, lane, 0);
     } else {
-      load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(grad, grad_base, arguments.grad_span, extent, 0, lane, 0);
+      load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(grad, grad_base, arguments.grad_span, extent, first, lane,
+                                                              0);
     }
   }
 
   // Makes cells outside the live columns, and gradients where the probability is 0, take no part: to be called once.
-  __device__ __forceinline__ void settle(const Extent& extent, int lane) {
-    at_edges<kLanes, kCount, kVectors>(extent, 0, lane, [&](int k, const auto& edge) {
+  __device__ __forceinline__ void settle(const Extent& extent, int first, int lane) {
+    at_edges<kLanes, kCount, kVectors>(extent, first, lane, [&](int k, const auto& edge) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) y[k][0].word[w] &= edge.template live_bits<kBytes>(w);
     });
@@ -537,19 +638,29 @@ struct RawGradients {
     }
   }
 
+  // Takes the end of a segment, settled, which `behind` holds as the first lane's only vector, into that lane's first one.
+  template <bool kPreceded>
+  __device__ __forceinline__ void fold(const RawGradients<kElement, kLanes, 1, kWhole>& behind,
+                                       const Ahead<kElement, kPreceded>& ahead, int lane) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const uint32_t folded = ahead.folded_bits(w, lane);
+      y[0][0].word[w] = (y[0][0].word[w] & ~folded) | (behind.y[0][0].word[w] & folded);
+      grad[0][0].word[w] = (grad[0][0].word[w] & ~folded) | (behind.grad[0][0].word[w] & folded);
+    }
+  }
+
   // The lane's share of sum(grad * y).
   template <bool kPreceded>
   __device__ __forceinline__ Real dot(const Ahead<kElement, kPreceded>& ahead, int lane) const {
+    static_assert(!kPreceded || is_power_of_2(kVectors));
     return ahead.template sum<kLanes>(lane, [&](int i) {
-      Real sum = 0;
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
+      return sum_of_vectors<kVectors>([&](int k) {
         const Real probability = unpack_one<kElement>(y[k][0], i);
         // Cells of probability 0 take no part, whatever their gradient.
         const bool out = kBytes != 2 && probability == Real{0};
-        sum = fma(probability, out ? Real{0} : unpack_one<kElement>(grad[k][0], i), sum);
-      }
-      return sum;
+        return multiply(probability, out ? Real{0} : unpack_one<kElement>(grad[k][0], i));
+      });
     });
   }
 

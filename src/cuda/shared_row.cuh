@@ -301,7 +301,7 @@ struct SharedBackward {
     };
     CompensatedSum<Real> sum;
     visit_live<kCount>(columns, 0, load, [&](Raw raw, int, const Extent& extent) {
-      raw.settle(extent, 0);
+      raw.settle(extent, 0, 0);
       sum += raw.dot(Ahead<kElement, false>{}, 0);
     });
     const Real dot = team.sum(warp_sum(sum.value()));
@@ -314,7 +314,7 @@ struct SharedBackward {
     const int ahead = kWhole ? 0 : elements_ahead<kBytes>(dx);
     const Real scale = scale_of<Real>(arguments);
     visit_live<kCount>(columns, ahead, load, [&](Raw raw, int column, const Extent& extent) {
-      raw.settle(extent, 0);
+      raw.settle(extent, 0, 0);
       store_inside<kBytes>(columns, dx, column, raw.result(0, dot, scale));
     });
     store_rest<kBytes>(columns, dx, ahead, []() { return Chunk<16>{}; });

@@ -557,7 +557,8 @@ __device__ __forceinline__ void store_preceded(char* boundary, const Chunk<16> (
     const int column = vector * kCount + element;
     const bool is_cut = side == 0 ? !first_is_whole : side == 1 && last_vector > 0;
     if (is_cut && column >= ahead && column < last) {
-      const auto piece = load_aligned<kElementBytes, Cache::keep>(edge[side].byte + element * kElementBytes);
+      const int from = last_vector == kVectors * kLanes ? 0 : side;  // a folded end
+      const auto piece = load_aligned<kElementBytes, Cache::keep>(edge[from].byte + element * kElementBytes);
       store_element<kElementBytes>(boundary + column * kElementBytes, piece);
     }
   }

@@ -23,6 +23,12 @@ struct GroupRows {
     return blockIdx.x * (kGroups * kRows) + threadIdx.x / kLanes + r * kGroups;
   }
 
+  // Whether the live end of row r is folded (segment.cuh), in any group of the warp.
+  __device__ __forceinline__ bool folds(int r) const {
+    if constexpr (!kPreceded) return false;
+    return __any_sync(kFullWarp, ahead[r].folds(extent[r].end, kLanes * kVectors * kCountOf<kElement>));
+  }
+
   template <typename Arguments>
   __device__ __forceinline__ explicit GroupRows(const Arguments& arguments) {
     const RowMap& map = arguments.rows;
@@ -57,8 +63,7 @@ template <Element kElement, MaskKind kMask, int kLanes, int kVectors, int kRows,
 __global__ void __launch_bounds__(kWarpRowsThreads)
     warp_rows_forward(const __grid_constant__ ForwardArguments arguments) {
   constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kVectors);
-  constexpr int kHeld = kVectors + kPreceded;
-  using RowScores = Scores<kElement, kMask, kLanes, kHeld>;
+  using RowScores = Scores<kElement, kMask, kLanes, kVectors>;
   using Real = typename RowScores::Real;
   const int lane = threadIdx.x % kLanes;
   const typename RowScores::Exponent exponent{arguments.packed};
@@ -66,13 +71,14 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
 
   const GroupRows<kElement, kLanes, kVectors, kRows, kPreceded> rows(arguments);
 
-  RawScores<kElement, kMask, kLanes, kHeld, kWhole> raw[kRows];
+  RawScores<kElement, kMask, kLanes, kVectors, kWhole> raw[kRows];
+  RawScores<kElement, kMask, kLanes, 1, kWhole> behind[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    raw[r].template load<Cache::stream>(
-        arguments, rows.ahead[r].before(arguments.x + rows.place[r].input, kBytesOf<kElement>),
-        rows.ahead[r].before(arguments.mask + rows.place[r].second, arguments.mask_column_stride), rows.extent[r], 0,
-        lane);
+    const char* x = rows.ahead[r].before(arguments.x + rows.place[r].input, kBytesOf<kElement>);
+    const char* mask = rows.ahead[r].before(arguments.mask + rows.place[r].second, arguments.mask_column_stride);
+    raw[r].template load<Cache::stream>(arguments, x, mask, rows.extent[r], 0, lane);
+    if (rows.folds(r)) behind[r].template load<Cache::stream>(arguments, x, mask, rows.extent[r], kVectors, lane);
   }
   keep_loads_together();
 
@@ -84,6 +90,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     scores[r].take(raw[r], arguments, rows.extent[r], 0, lane);
+    if (rows.folds(r)) scores[r].fold(behind[r], arguments, rows.extent[r], rows.ahead[r], lane);
     key[r] = scores[r].largest();
   }
   group_maximum<kLanes, RowScores>(maximum, key);
@@ -108,7 +115,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
       scores[r].become_probabilities(shift[r], factor, exponent, rows.extent[r]);
       store_vectors<kLanes, kWhole, kBytesOf<kElement>>(y, scores[r].packed, rows.extent[r], lane);
     } else {
-      Chunk<16> result[kHeld];
+      Chunk<16> result[kVectors];
       scores[r].normalize(result, factor);
       if constexpr (kDropout) {
         if (rows.number(r) == 0 && lane == 0) store_random_state(arguments);
@@ -125,26 +132,31 @@ template <Element kElement, int kLanes, int kVectors, int kRows, bool kWhole, bo
 __global__ void __launch_bounds__(kWarpRowsThreads)
     warp_rows_backward(const __grid_constant__ BackwardArguments arguments) {
   constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kVectors);
-  constexpr int kHeld = kVectors + kPreceded;
   using Real = Accumulate<kElement>;
   const int lane = threadIdx.x % kLanes;
 
   const GroupRows<kElement, kLanes, kVectors, kRows, kPreceded> rows(arguments);
 
-  RawGradients<kElement, kLanes, kHeld, kWhole> raw[kRows];
+  RawGradients<kElement, kLanes, kVectors, kWhole> raw[kRows];
+  RawGradients<kElement, kLanes, 1, kWhole> behind[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int grad_stride = arguments.grad_expanded ? 0 : kBytesOf<kElement>;
-    raw[r].template load<Cache::stream>(
-        arguments, rows.ahead[r].before(arguments.y + rows.place[r].input, kBytesOf<kElement>),
-        rows.ahead[r].before(arguments.grad + rows.place[r].second, grad_stride), rows.extent[r], lane);
+    const char* y = rows.ahead[r].before(arguments.y + rows.place[r].input, kBytesOf<kElement>);
+    const char* grad = rows.ahead[r].before(arguments.grad + rows.place[r].second, grad_stride);
+    raw[r].template load<Cache::stream>(arguments, y, grad, rows.extent[r], 0, lane);
+    if (rows.folds(r)) behind[r].template load<Cache::stream>(arguments, y, grad, rows.extent[r], kVectors, lane);
   }
   keep_loads_together();
 
   Real dot[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    raw[r].settle(rows.extent[r], lane);
+    raw[r].settle(rows.extent[r], 0, lane);
+    if (rows.folds(r)) {
+      behind[r].settle(rows.extent[r], kVectors, lane);
+      raw[r].fold(behind[r], rows.ahead[r], lane);
+    }
     if constexpr (kDropout) drop(raw[r], arguments, rows.number(r), 0, rows.extent[r], lane);
     dot[r] = raw[r].dot(rows.ahead[r], lane);
     raw[r].keep_packed();
@@ -152,9 +164,9 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   group_sum<kLanes>(dot);
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    Chunk<16> result[kHeld];
+    Chunk<16> result[kVectors];
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) result[k] = raw[r].result(k, dot[r], scale_of<Real>(arguments));
+    for (int k = 0; k < kVectors; ++k) result[k] = raw[r].result(k, dot[r], scale_of<Real>(arguments));
     if (arguments.dx != nullptr) {
       rows.ahead[r].template store<kLanes, kWhole>(arguments.dx + rows.place[r].output, result, rows.extent[r], lane);
     }

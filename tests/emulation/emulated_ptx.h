@@ -25,9 +25,9 @@ inline const char* one_address(const char* address) { return address; }
 template <int kNumber>
 void keep_apart() {}
 
-template <typename Real>
-Real zero_of_branch(Real) {
-  return 0;
+template <uint32_t kBits>
+float constant_of_branch() {
+  return __uint_as_float(kBits);
 }
 
 inline void unpack_float16(uint32_t pair, float& low, float& high) {
