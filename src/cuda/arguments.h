@@ -46,6 +46,13 @@ struct Span {
   uintptr_t high;
 };
 
+// How far ahead a mask that neighbouring rows share is brought into the L2.
+struct MaskPrefetch {
+  uint32_t rows;  // 0: not at all
+  uint32_t sharers;
+  Divisor by_sharers;
+};
+
 // Which cells dropout keeps.
 struct DropoutArguments {
   RandomState random;
@@ -66,6 +73,7 @@ struct ForwardArguments {
   Span mask_span;
   int64_t columns;
   int64_t mask_column_stride;  // bytes
+  MaskPrefetch mask_prefetch;
   int block_columns;           // of a row that a block holds in shared memory
   int shared_second;           // where the mask begins there, in bytes
   Band band;        // of query index 0; covers every column where nothing is excluded

@@ -40,6 +40,24 @@ struct BlockSegment {
   }
 };
 
+// Brings the mask of a later row into the L2, if `row` is the first of those that share one: to be called by one thread of
+// a row. Rows that share a mask are under way at once and miss the L2 together: at 4,096 float16 columns the mask was
+// read from memory four times. With it .87 -> .88 of a copy's speed there, .90 -> .92 at 8,192 and 16,384 columns (H200).
+template <Element kElement, MaskKind kMask>
+__device__ __forceinline__ void prefetch_mask(const ForwardArguments& arguments, uint32_t row) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  const MaskPrefetch& prefetch = arguments.mask_prefetch;
+  const uint32_t later = row + prefetch.rows;
+  if (prefetch.rows == 0 || later >= arguments.rows.rows) return;
+  if (prefetch.by_sharers.quotient(row) * prefetch.sharers != row) return;
+  const RowPlace place = arguments.rows.locate(later);
+  const int columns = min(place.query + arguments.near.end, static_cast<int>(arguments.columns));
+  if (columns <= 0) return;
+  const uint32_t bytes = static_cast<uint32_t>(columns) * mask_element_bytes(kMask, kElement);
+  prefetch_to_l2(arguments.mask + place.second, (bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes);
+#endif
+}
+
 template <Element kElement, MaskKind kMask, int kVectors, bool kWhole, bool kDropout, typename Team>
 __device__ __forceinline__ void hold_row_forward(const ForwardArguments& arguments, const Team& team) {
   constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kVectors);
@@ -49,6 +67,10 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   const BlockSegment<kElement, kVectors, kPreceded> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
   constexpr bool kKeepsExponentials = !RowScores::kIsPacked || !kWhole || kDropout;
+
+  if constexpr (kWhole && has_addend(kMask)) {
+    if (team.first_thread()) prefetch_mask<kElement, kMask>(arguments, team.row());
+  }
 
   RowScores scores;
   const char* x = arguments.x + segment.place.input + bytes;

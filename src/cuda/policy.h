@@ -64,6 +64,17 @@ SMS_HOST_DEVICE constexpr bool is_packed(Element element, MaskKind mask) {
   return element_bytes(element) == 2 && (mask == MaskKind::none || mask == MaskKind::boolean);
 }
 
+// Whether a mask is numbers to add.
+SMS_HOST_DEVICE constexpr bool has_addend(MaskKind mask) { return mask == MaskKind::same || mask == MaskKind::float32; }
+
+// A mask that rows share is brought into the L2 for the row that so many threads' blocks come before: half of those that
+// an H200 holds at once. As many as it holds do as well, twice as many do not.
+#if defined(SMS_EMULATION)
+inline constexpr int64_t kPrefetchThreads = 1;  // where problems have few rows
+#else
+inline constexpr int64_t kPrefetchThreads = int64_t{1} << 17;
+#endif
+
 // Vectors of a lane of cluster_row: as many of one float operand as its registers hold. Measured as above, with 4 and
 // kept exponentials, with 4, and with 8: .89, .99, .98 at 32,768 columns, .85, .97, .985 at 65,536, .81 (in shared
 // memory), .90, .98 at 131,072; causal .84, .95, .97 at 32,768.

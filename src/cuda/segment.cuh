@@ -112,7 +112,6 @@ struct RawScores {
   using Mask = Shape<kMaskBytes, kCount>;
 
   static constexpr bool kIsPacked = is_packed(kElement, kMask);
-  static constexpr bool kHasAddend = kMask == MaskKind::same || kMask == MaskKind::float32;
 
   Chunk<16> x[kVectors][1];
   typename Mask::Piece mask[kVectors][Mask::kPieces];
@@ -125,7 +124,7 @@ struct RawScores {
     const uint32_t dead_x = kIsPacked ? kNegativeInfinityPair<kElement> ^ arguments.packed.flip : 0;
     load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(x, x_base, arguments.x_span, extent, first, lane, dead_x);
     if constexpr (kMask != MaskKind::none) {
-      const uint32_t dead_mask = kHasAddend && kBytes != 8 ? kExcludedAddend : 0;
+      const uint32_t dead_mask = has_addend(kMask) && kBytes != 8 ? kExcludedAddend : 0;
       if (kWhole || arguments.mask_column_stride == kMaskBytes) {
         load_vectors<kLanes, Cache::keep, kWhole, kMaskBytes, kCount>(mask, mask_base, arguments.mask_span, extent,
                                                                       first, lane, dead_mask);

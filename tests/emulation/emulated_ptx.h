@@ -59,6 +59,12 @@ inline void copy_16(char* target, const char* source) {
 
 inline void wait_for_copies() { emulation::wait_for_copies(); }
 
+inline void prefetch_to_l2(const char* address, uint32_t bytes) {
+  expect_boundary(address);
+  if (bytes % 16 != 0) emulation::fail("a prefetch of other than 16-byte pieces");
+  for (uint32_t byte = 0; byte < bytes; ++byte) static_cast<void>(static_cast<const volatile char*>(address)[byte]);
+}
+
 inline uint32_t cluster_block() { return emulation::cluster_block(); }
 inline uint32_t cluster_number() { return emulation::cluster_number(); }
 inline uint32_t cluster_blocks() { return emulation::cluster_blocks(); }
