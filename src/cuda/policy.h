@@ -35,7 +35,8 @@ struct WarpShape {
 // In ascending order of capacity. Measured on an H200 with whole float16 rows without mask, share of a copy's speed:
 // 1x1 .98 at 8 columns, 4x1 .96 at 32, 8x2 .88 at 64 and .97 at 128, 16x2 .97 at 256, 32x2 .97 at 512, 32x4 .97 at
 // 1,024, 32x6 .97 at 1,032 and .98 at 1,088 (.79 and .82 by two warps of a block). One vector a lane instead of two
-// stopped at .90. More than kBlockVectors are for packed scores alone.
+// stopped at .90. More than kBlockVectors are for 16-bit scores without a float32 mask alone: others take too many
+// registers.
 inline constexpr WarpShape kWarpShapes[] = {
     {1, 1, 2}, {4, 1, 4}, {8, 2, 2}, {16, 2, 2}, {32, 2, 2}, {32, 4, 1}, {32, 6, 1},
 };
@@ -138,7 +139,9 @@ inline constexpr int kKeepThreads = 256;
 // Masks multiply forward kernels only. Everything else (band, column stride, number of warps, row dimensions) is
 // decided at run time, uniformly for a warp.
 constexpr bool compiled(Direction direction, Element element, MaskKind mask, const WarpShape& shape) {
-  if (shape.vectors > kBlockVectors) return direction == Direction::forward && is_packed(element, mask);
+  if (shape.vectors > kBlockVectors) {
+    return direction == Direction::forward && element_bytes(element) == 2 && mask != MaskKind::float32;
+  }
   return element != Element::float64 || shape.lanes * shape.vectors == 128;
 }
 constexpr bool compiled(Direction direction, Element element, MaskKind mask) {

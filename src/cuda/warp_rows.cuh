@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   using Real = typename RowScores::Real;
   const int lane = threadIdx.x % kLanes;
   const typename RowScores::Exponent exponent{arguments.packed};
-  constexpr bool kKeepsExponentials = kVectors <= kBlockVectors || !kWhole;
+  constexpr bool kKeepsExponentials = !RowScores::kIsPacked || kVectors <= kBlockVectors || !kWhole;
 
   const GroupRows<kElement, kLanes, kVectors, kRows, kPreceded> rows(arguments);
 
