@@ -431,6 +431,10 @@ void Problem::forward() {
   if (!cuda::compiled(Direction::forward, element_, kind)) kind = MaskKind::same;
   name_kernel(Direction::forward, kind);
   const int bytes = element_bytes(element_);
+  // Scores about where an exponent may no longer be one rounding of its own (segment.cuh), and far beyond; not where the
+  // sum with a mask is rounded and no bound allows for it.
+  const double far_scales[] = {0x1p22, -1e9};
+  if ((bytes != 2 || cuda::is_packed(element_, kind)) && random_.chance(0.1)) scale_ = random_.one_of(far_scales);
   const int mask_bytes = mask_element_bytes(kind, element_);
   const Element mask_element = kind == MaskKind::float32 ? Element::float32 : element_;
   std::array<bool, kDims> shared;
@@ -534,6 +538,8 @@ void Problem::forward() {
         maximum = std::max(maximum, one);
         if (std::isfinite(one)) size = std::max(size, std::abs(one));
       }
+      // Packed scores are not rounded before the maximum is taken from them: only how far they are from it matters.
+      if (cuda::is_packed(element_, kind) && !has_sink) size = std::min(size, 128.0);
       double sum = 0;
       for (const double one : score) sum += maximum == -kInfinity ? 0 : std::exp(one - maximum);
       const double sink_share = maximum == -kInfinity ? 0 : std::exp(row_sink - maximum);
