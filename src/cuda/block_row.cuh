@@ -121,20 +121,13 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
   const int bytes = segment.start * kBytesOf<kElement>;
   const int grad_stride = arguments.grad_expanded ? 0 : kBytesOf<kElement>;
 
-  RawGradients<kElement, kWarpLanes, kBlockVectors, kWhole> raw;
-  RawGradients<kElement, kWarpLanes, 1, kWhole> behind;
+  RawGradients<kElement, kWarpLanes, kBlockVectors, kWhole, kPreceded ? kBlockVectors : 0> raw;
   const char* y = segment.ahead.before(arguments.y + segment.place.input + bytes, kBytesOf<kElement>);
   const char* grad =
       segment.ahead.before(arguments.grad + segment.place.second + segment.start * grad_stride, grad_stride);
-  const bool folds = kPreceded && __any_sync(kFullWarp, segment.ahead.folds(segment.extent.end, segment.kLength));
   raw.template load<Cache::stream>(arguments, y, grad, segment.extent, 0, segment.lane);
-  if (folds) behind.template load<Cache::stream>(arguments, y, grad, segment.extent, kBlockVectors, segment.lane);
   keep_loads_together();
-  raw.settle(segment.extent, 0, segment.lane);
-  if (folds) {
-    behind.settle(segment.extent, kBlockVectors, segment.lane);
-    raw.fold(behind, segment.ahead, segment.lane);
-  }
+  raw.settle(segment.extent, segment.ahead, 0, segment.lane);
   if constexpr (kDropout) drop(raw, arguments, team.row(), segment.start, segment.extent, segment.lane);
   Real dot = raw.dot(segment.ahead, segment.lane);
   raw.keep_packed();

@@ -59,9 +59,27 @@ struct Ahead {
   // Whether this is such an element.
   __device__ __forceinline__ bool is_folded(int element, int lane) const { return lane == 0 && element < columns; }
 
-  // The bits of such elements in word `w` of the vector.
-  __device__ __forceinline__ uint32_t folded_bits(int w, int lane) const {
-    return EdgeElements<true>{lane == 0 ? columns : 0}.template live_bits<kBytesOf<kElement>>(w);
+  // Whether all columns of a segment are live: those before it are then dead, or such elements, and nothing else is.
+  __device__ __forceinline__ bool fills(const Extent& extent, int length) const {
+    return kPreceded && extent.begin == columns && extent.end == columns + length;
+  }
+
+  // at_edges() (vectors.cuh) of vectors of a segment: one that is full has none.
+  template <int kLanes, int kVectors, int kLength, typename Run>
+  __device__ __forceinline__ void at_edges(const Extent& extent, int first, int lane, const Run& run) const {
+    if (kPreceded && __all_sync(kFullWarp, fills(extent, kLength))) return;
+    cuda::at_edges<kLanes, kCount, kVectors>(extent, first, lane, run);
+  }
+
+  // Calls fold(edge) where a segment's end is folded: elements of the vector behind it that are before the edge then take
+  // the place of those of the first lane's first one, after exclude(edge) where its beginning is in that vector too.
+  template <int kLength, typename Exclude, typename Fold>
+  __device__ __forceinline__ void at_fold(const Extent& extent, int lane, const Exclude& exclude,
+                                          const Fold& fold) const {
+    if (!__any_sync(kFullWarp, folds(extent.end, kLength))) return;
+    const auto elements = [&](int limit) { return min(max(limit - kLength, 0), kCount); };
+    if (extent.begin > kLength) exclude(EdgeElements<false>{elements(extent.begin)});
+    fold(EdgeElements<true>{lane == 0 ? elements(extent.end) : 0});
   }
 
   // A lane's sum, given those of each element over its vectors. Bits do not depend on the columns before: elements of
@@ -102,9 +120,22 @@ struct Ahead {
   }
 };
 
+// Replaces elements of one vector, in its chunks, by those of another.
+template <int kElementBytes, int kBytes, int kPieces>
+__device__ __forceinline__ void fold_words(Chunk<kBytes> (&into)[kPieces], const Chunk<kBytes> (&from)[kPieces],
+                                           const EdgeElements<true>& edge) {
+  constexpr int kWords = kBytes / 4;
+#pragma unroll
+  for (int w = 0; w < kWords * kPieces; ++w) {
+    const uint32_t folded = edge.template live_bits<kElementBytes>(w);
+    uint32_t& word = into[w / kWords].word[w % kWords];
+    word = (word & ~folded) | (from[w / kWords].word[w % kWords] & folded);
+  }
+}
+
 // Inputs of the forward direction for kVectors vectors of a lane, loaded but not looked at, so that the loads of
 // several vectors and rows are in flight together.
-template <Element kElement, MaskKind kMask, int kLanes, int kVectors, bool kWhole>
+template <Element kElement, MaskKind kMask, int kLanes, int kVectors, bool kWhole, int kBehind = 0>
 struct RawScores {
   static constexpr int kCount = kCountOf<kElement>;
   static constexpr int kBytes = kBytesOf<kElement>;
@@ -113,24 +144,28 @@ struct RawScores {
 
   static constexpr bool kIsPacked = is_packed(kElement, kMask);
 
-  Chunk<16> x[kVectors][1];
-  typename Mask::Piece mask[kVectors][Mask::kPieces];
+  static constexpr int kHeld = kHeldOf<kVectors, kBehind>;
 
-  // Vectors first, first + 1, ... of the segment whose column 0 is at `x_base` and `mask_base`. Those without a live
-  // column come as scores of -inf where they are packed or, but for float64, have a float mask.
+  Chunk<16> x[kHeld][1];
+  typename Mask::Piece mask[kHeld][Mask::kPieces];
+
+  // Vectors first, first + 1, ... of the segment whose column 0 is at `x_base` and `mask_base`, and vector kBehind. Those
+  // of the segment without a live column come as scores of -inf where they are packed or, but for float64, have a float
+  // mask.
   template <Cache kCache>
   __device__ __forceinline__ void load(const ForwardArguments& arguments, const char* x_base, const char* mask_base,
                                        const Extent& extent, int first, int lane) {
     const uint32_t dead_x = kIsPacked ? kNegativeInfinityPair<kElement> ^ arguments.packed.flip : 0;
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(x, x_base, arguments.x_span, extent, first, lane, dead_x);
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kBehind>(x, x_base, arguments.x_span, extent, first, lane,
+                                                                  dead_x);
     if constexpr (kMask != MaskKind::none) {
       const uint32_t dead_mask = has_addend(kMask) && kBytes != 8 ? kExcludedAddend : 0;
       if (kWhole || arguments.mask_column_stride == kMaskBytes) {
-        load_vectors<kLanes, Cache::keep, kWhole, kMaskBytes, kCount>(mask, mask_base, arguments.mask_span, extent,
-                                                                      first, lane, dead_mask);
+        load_vectors<kLanes, Cache::keep, kWhole, kMaskBytes, kCount, kBehind>(
+            mask, mask_base, arguments.mask_span, extent, first, lane, dead_mask);
       } else {
-        load_strided<kLanes, kMaskBytes, kCount>(mask, mask_base, arguments.mask_column_stride, extent, first, lane,
-                                                 dead_mask);
+        load_strided<kLanes, kMaskBytes, kCount, kBehind>(mask, mask_base, arguments.mask_column_stride, extent,
+                                                          first, lane, dead_mask);
       }
     }
   }
@@ -147,6 +182,13 @@ struct RawScores {
       uint32_t& word = mask[k][w / kWords].word[w % kWords];
       word = (word & live) | (kExcludedAddend & ~live);
     }
+  }
+
+  // Takes elements of the vector behind, as `edge` says, into vector 0.
+  template <typename Edge>
+  __device__ __forceinline__ void fold(const Edge& edge) {
+    fold_words<kBytes>(x[0], x[kVectors], edge);
+    if constexpr (kMask != MaskKind::none) fold_words<kMaskBytes>(mask[0], mask[kVectors], edge);
   }
 
   // A word of a float mask that is -inf everywhere.
@@ -247,15 +289,24 @@ struct Scores {
 
   static __device__ __forceinline__ constexpr int column(int k) { return k * kLanes * kCount; }
 
-  // Takes vectors first, first + 1, ... ; excluded cells become -inf, whatever was there.
-  template <int kBatch, bool kWhole>
-  __device__ __forceinline__ void take(const RawScores<kElement, kMask, kLanes, kBatch, kWhole>& raw,
-                                       const ForwardArguments& arguments, const Extent& extent, int first, int lane) {
+  // Takes vectors first, first + 1, ... ; excluded cells become -inf, whatever was there. The vector behind is folded into
+  // vector 0.
+  template <int kBatch, bool kWhole, int kBehind, bool kPreceded>
+  __device__ __forceinline__ void take(const RawScores<kElement, kMask, kLanes, kBatch, kWhole, kBehind>& raw,
+                                       const ForwardArguments& arguments, const Extent& extent,
+                                       const Ahead<kElement, kPreceded>& ahead, int first, int lane) {
+    static_assert(kBehind == 0 || kBehind == kVectors);
     if constexpr (kIsPacked) {
-      take_packed(raw, arguments, extent, first, lane);
+      take_packed(raw, arguments, extent, ahead, first, lane);
     } else if constexpr (kBytesOf<kElement> == 2) {
       auto live = raw;
-      at_edges<kLanes, kCount, kBatch>(extent, first, lane, [&](int k, const auto& edge) { live.exclude(k, edge); });
+      ahead.template at_edges<kLanes, kBatch, kLength>(extent, first, lane,
+                                                       [&](int k, const auto& edge) { live.exclude(k, edge); });
+      if constexpr (kBehind != 0) {
+        ahead.template at_fold<kLength>(
+            extent, lane, [&](const auto& edge) { live.exclude(kBatch, edge); },
+            [&](const auto& edge) { live.fold(edge); });
+      }
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
         if (may_be_live(extent, first + k)) {
@@ -272,32 +323,32 @@ struct Scores {
         const bool any_live = extent.any_live(column(first + k) + lane * kCount, kCount);
         take_wide(value[first + k], raw.x[k][0], raw.mask[k], scale_of<Real>(arguments), any_live);
       }
-      at_edges<kLanes, kCount, kBatch>(extent, first, lane, [&](int k, const auto& edge) {
+      const auto exclude = [](Real (&scores)[kCount], const auto& edge) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-          value[first + k][i] = edge.is_live(i) ? value[first + k][i] : kNegativeInfinity<Real>;
-        }
-      });
+        for (int i = 0; i < kCount; ++i) scores[i] = edge.is_live(i) ? scores[i] : kNegativeInfinity<Real>;
+      };
+      ahead.template at_edges<kLanes, kBatch, kLength>(
+          extent, first, lane, [&](int k, const auto& edge) { exclude(value[first + k], edge); });
+      if constexpr (kBehind != 0) {
+        int begin = 0;
+        ahead.template at_fold<kLength>(
+            extent, lane, [&](const auto& edge) { begin = edge.count; },
+            [&](const auto& edge) {
+              Real behind[kCount];
+              take_wide(behind, raw.x[kBatch][0], raw.mask[kBatch], scale_of<Real>(arguments), true);
+#pragma unroll
+              for (int i = 0; i < kCount; ++i) {
+                value[0][i] = i >= begin && edge.is_live(i) ? behind[i] : value[0][i];
+              }
+            });
+      }
     }
   }
 
-  // Takes the end of a segment, which `behind` holds as the first lane's only vector, into that lane's first one.
-  template <bool kPreceded, bool kWhole>
-  __device__ __forceinline__ void fold(const RawScores<kElement, kMask, kLanes, 1, kWhole>& behind,
-                                       const ForwardArguments& arguments, const Extent& extent,
-                                       const Ahead<kElement, kPreceded>& ahead, int lane) {
-    Scores<kElement, kMask, kLanes, 1> scores;
-    scores.take(behind, arguments, extent.moved(kLength), 0, lane);
-    if constexpr (kIsPacked) {
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const uint32_t folded = ahead.folded_bits(w, lane);
-        packed[0].word[w] = (packed[0].word[w] & ~folded) | (scores.packed[0].word[w] & folded);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) value[0][i] = ahead.is_folded(i, lane) ? scores.value[0][i] : value[0][i];
-    }
+  template <int kBatch, bool kWhole>
+  __device__ __forceinline__ void take(const RawScores<kElement, kMask, kLanes, kBatch, kWhole>& raw,
+                                       const ForwardArguments& arguments, const Extent& extent, int first, int lane) {
+    take(raw, arguments, extent, Ahead<kElement, false>{}, first, lane);
   }
 
   // The lane's largest score, as far as it is known: a NaN may be lost here, the sum of exponentials keeps it
@@ -495,51 +546,62 @@ struct Scores {
     return __any_sync(kFullWarp, live);
   }
 
-  template <int kBatch, bool kWhole>
-  __device__ __forceinline__ void take_packed(const RawScores<kElement, kMask, kLanes, kBatch, kWhole>& raw,
-                                              const ForwardArguments& arguments, const Extent& extent, int first,
-                                              int lane) {
+  template <int kBatch, bool kWhole, int kBehind, bool kPreceded>
+  __device__ __forceinline__ void take_packed(const RawScores<kElement, kMask, kLanes, kBatch, kWhole, kBehind>& raw,
+                                              const ForwardArguments& arguments, const Extent& extent,
+                                              const Ahead<kElement, kPreceded>& ahead, int first, int lane) {
     constexpr uint32_t kExcluded = kNegativeInfinityPair<kElement>;
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) packed[first + k] = raw.x[k][0];
+    auto live = raw;
     if (arguments.packed.flip != 0) {
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
+      for (int k = 0; k < live.kHeld; ++k) {
 #pragma unroll
-        for (int w = 0; w < 4; ++w) packed[first + k].word[w] ^= arguments.packed.flip;
+        for (int w = 0; w < 4; ++w) live.x[k][0].word[w] ^= arguments.packed.flip;
       }
     }
     if (arguments.packed.zero) {
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        const bool any_live = extent.any_live(column(first + k) + lane * kCount, kCount);
+      for (int k = 0; k < live.kHeld; ++k) {
+        const bool any_live = k == kBatch || extent.any_live(column(first + k) + lane * kCount, kCount);
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
-          uint32_t& word = packed[first + k].word[w];
+          uint32_t& word = live.x[k][0].word[w];
           word = any_live ? zero_or_nan<kElement>(word) : kExcluded;
         }
       }
     }
-    if constexpr (kMask == MaskKind::boolean) {
+    const auto take_mask = [&]() {
+      if constexpr (kMask == MaskKind::boolean) {
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
+        for (int k = 0; k < kBatch; ++k) {
 #pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const uint32_t bytes = raw.mask[k][0].word[w / 2];
-          const uint32_t excluded = w % 2 == 0 ? halves_of_bytes<0>(bytes) : halves_of_bytes<1>(bytes);
-          uint32_t& word = packed[first + k].word[w];
-          word = (word & ~excluded) | (kExcluded & excluded);
+          for (int w = 0; w < 4; ++w) {
+            const uint32_t bytes = live.mask[k][0].word[w / 2];
+            const uint32_t excluded = w % 2 == 0 ? halves_of_bytes<0>(bytes) : halves_of_bytes<1>(bytes);
+            uint32_t& word = live.x[k][0].word[w];
+            word = (word & ~excluded) | (kExcluded & excluded);
+          }
         }
       }
-    }
-    at_edges<kLanes, kCount, kBatch>(extent, first, lane, [&](int k, const auto& edge) {
+    };
+    // The mask frees its registers before edges; only a vector that is folded needs it later.
+    if constexpr (kBehind == 0) take_mask();
+    const auto exclude = [&](int k, const auto& edge) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
-        const uint32_t live = edge.template live_bits<kBytesOf<kElement>>(w);
-        uint32_t& word = packed[first + k].word[w];
-        word = (word & live) | (kExcluded & ~live);
+        const uint32_t live_bits = edge.template live_bits<kBytesOf<kElement>>(w);
+        uint32_t& word = live.x[k][0].word[w];
+        word = (word & live_bits) | (kExcluded & ~live_bits);
       }
-    });
+    };
+    ahead.template at_edges<kLanes, kBatch, kLength>(extent, first, lane, exclude);
+    if constexpr (kBehind != 0) {
+      ahead.template at_fold<kLength>(
+          extent, lane, [&](const auto& edge) { exclude(kBatch, edge); }, [&](const auto& edge) { live.fold(edge); });
+    }
+    if constexpr (kBehind != 0) take_mask();
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) packed[first + k] = live.x[k][0];
   }
 
   // x * scale + mask.
@@ -585,49 +647,59 @@ __device__ __forceinline__ void load_scores(Scores<kElement, kMask, kWarpLanes, 
                                             const Extent& extent, const Ahead<kElement, kPreceded>& ahead, int lane) {
   constexpr int kInFlight = is_packed(kElement, kMask) && kWhole ? kVectors : kVectorsInFlight<kMask, kWhole>;
   constexpr int kBatch = kInFlight < kVectors ? kInFlight : kVectors;
-  static_assert(kVectors % kBatch == 0);
-  const bool folds = kPreceded && __any_sync(kFullWarp, ahead.folds(extent.end, scores.kLength));
-  RawScores<kElement, kMask, kWarpLanes, 1, kWhole> behind;
-  if (folds) behind.template load<kCache>(arguments, x, mask, extent, kVectors, lane);
-#pragma unroll
-  for (int first = 0; first < kVectors; first += kBatch) {
-    RawScores<kElement, kMask, kWarpLanes, kBatch, kWhole> raw;
-    raw.template load<kCache>(arguments, x, mask, extent, first, lane);
+  in_batches<kVectors, kBatch>([&](auto first, auto end) {
+    constexpr int kFirst = decltype(first)::value;
+    constexpr int kBehind = kPreceded && kFirst == 0 ? kVectors : 0;
+    RawScores<kElement, kMask, kWarpLanes, decltype(end)::value - kFirst, kWhole, kBehind> raw;
+    raw.template load<kCache>(arguments, x, mask, extent, kFirst, lane);
     keep_loads_together();
-    scores.take(raw, arguments, extent, first, lane);
-  }
-  if (folds) scores.fold(behind, arguments, extent, ahead, lane);
+    scores.take(raw, arguments, extent, ahead, kFirst, lane);
+  });
 }
 
 // Probabilities and their gradients, as loaded.
-template <Element kElement, int kLanes, int kVectors, bool kWhole>
+template <Element kElement, int kLanes, int kVectors, bool kWhole, int kBehind = 0>
 struct RawGradients {
   static constexpr int kCount = kCountOf<kElement>;
   static constexpr int kBytes = kBytesOf<kElement>;
   using Real = Accumulate<kElement>;
 
-  Chunk<16> y[kVectors][1];
-  Chunk<16> grad[kVectors][1];
+  static constexpr int kHeld = kHeldOf<kVectors, kBehind>;
 
-  // Vectors first, first + 1, ...
+  Chunk<16> y[kHeld][1];
+  Chunk<16> grad[kHeld][1];
+
+  // Vectors first, first + 1, ... and kBehind.
   template <Cache kCache, typename Arguments>
   __device__ __forceinline__ void load(const Arguments& arguments, const char* y_base, const char* grad_base,
                                        const Extent& extent, int first, int lane) {
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(y, y_base, arguments.y_span, extent, first, lane, 0);
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kBehind>(y, y_base, arguments.y_span, extent, first, lane, 0);
     if (!kWhole && arguments.grad_expanded) {
-      load_strided<kLanes, kBytes, kCount>(grad, grad_base, 0, extent, first, lane, 0);
+      load_strided<kLanes, kBytes, kCount, kBehind>(grad, grad_base, 0, extent, first, lane, 0);
     } else {
-      load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(grad, grad_base, arguments.grad_span, extent, first, lane,
-                                                              0);
+      load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kBehind>(grad, grad_base, arguments.grad_span, extent, first,
+                                                                    lane, 0);
     }
   }
 
-  // Makes cells outside the live columns, and gradients where the probability is 0, take no part: to be called once.
-  __device__ __forceinline__ void settle(const Extent& extent, int first, int lane) {
-    at_edges<kLanes, kCount, kVectors>(extent, first, lane, [&](int k, const auto& edge) {
+  // Makes cells outside the live columns, and gradients where the probability is 0, take no part, and folds the vector
+  // behind into vector 0: to be called once.
+  template <bool kPreceded>
+  __device__ __forceinline__ void settle(const Extent& extent, const Ahead<kElement, kPreceded>& ahead, int first,
+                                         int lane) {
+    const auto exclude = [&](int k, const auto& edge) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) y[k][0].word[w] &= edge.template live_bits<kBytes>(w);
-    });
+    };
+    ahead.template at_edges<kLanes, kVectors, kLanes * kVectors * kCount>(extent, first, lane, exclude);
+    if constexpr (kBehind != 0) {
+      ahead.template at_fold<kLanes * kVectors * kCount>(
+          extent, lane, [&](const auto& edge) { exclude(kVectors, edge); },
+          [&](const auto& edge) {
+            fold_words<kBytes>(y[0], y[kVectors], edge);
+            fold_words<kBytes>(grad[0], grad[kVectors], edge);
+          });
+    }
     if constexpr (kBytes == 2) {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
@@ -637,16 +709,8 @@ struct RawGradients {
     }
   }
 
-  // Takes the end of a segment, settled, which `behind` holds as the first lane's only vector, into that lane's first one.
-  template <bool kPreceded>
-  __device__ __forceinline__ void fold(const RawGradients<kElement, kLanes, 1, kWhole>& behind,
-                                       const Ahead<kElement, kPreceded>& ahead, int lane) {
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const uint32_t folded = ahead.folded_bits(w, lane);
-      y[0][0].word[w] = (y[0][0].word[w] & ~folded) | (behind.y[0][0].word[w] & folded);
-      grad[0][0].word[w] = (grad[0][0].word[w] & ~folded) | (behind.grad[0][0].word[w] & folded);
-    }
+  __device__ __forceinline__ void settle(const Extent& extent, int first, int lane) {
+    settle(extent, Ahead<kElement, false>{}, first, lane);
   }
 
   // The lane's share of sum(grad * y).

@@ -298,36 +298,41 @@ __device__ __forceinline__ Chunk<kBytes> filled_with(uint32_t word) {
   return chunk;
 }
 
-// Loads vectors first, first + 1, ... (in steps of kLanes) of a segment whose column 0 is at `base`. Vectors without a
-// live column are not read, their words are `dead`; other cells outside the live columns hold anything.
-template <int kLanes, Cache kCache, bool kWhole, int kElementBytes, int kCount, int kVectors,
+// What a lane holds of kVectors vectors of a segment and, unless kBehind is 0, of vector kBehind: the one behind the
+// segment, which the first lane has where the end is folded.
+template <int kVectors, int kBehind>
+inline constexpr int kHeldOf = kVectors + (kBehind != 0 ? 1 : 0);
+
+// Loads vectors first, first + 1, ... (in steps of kLanes) of a segment whose column 0 is at `base`, and the one behind.
+// Vectors without a live column are not read, their words are `dead`, or anything behind; other cells outside the live
+// columns hold anything.
+template <int kLanes, Cache kCache, bool kWhole, int kElementBytes, int kCount, int kBehind = 0, int kHeld,
           typename S = Shape<kElementBytes, kCount>>
-__device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][S::kPieces], const char* segment_base,
+__device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::kPieces], const char* segment_base,
                                              const Span& span, const Extent& segment_extent, int first, int lane,
                                              uint32_t dead) {
+  constexpr int kVectors = kBehind != 0 ? kHeld - 1 : kHeld;
   constexpr int kPieceCount = S::kPieceCount;
   constexpr int kChunkBytes = S::kChunkBytes;
+  constexpr int kLength = kLanes * kCount;
   const char* base = one_address(segment_base + lane * S::kBytes);
   const Extent extent = segment_extent.moved(lane * kCount);
-  const auto column = [&](int k, int p) { return (first + k) * kLanes * kCount + p * kPieceCount; };
-  const auto load_shifted_by_none = [&](auto cache) {
+  const auto column = [&](int k, int p) { return (k < kVectors ? first + k : kBehind) * kLength + p * kPieceCount; };
+  const auto fill = [&](int k, int p) { out[k][p] = filled_with<kChunkBytes>(k < kVectors ? dead : 0); };
+  const auto load_live = [&](int k) {
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-#pragma unroll
-      for (int p = 0; p < S::kPieces; ++p) {
-        const int a = column(k, p);
-        out[k][p] = filled_with<kChunkBytes>(dead);
-        if (extent.any_live(a, kPieceCount)) {
-          out[k][p] = load_aligned<kChunkBytes, decltype(cache)::value>(base + a * kElementBytes);
-        }
+    for (int p = 0; p < S::kPieces; ++p) {
+      const int a = column(k, p);
+      fill(k, p);
+      if (extent.any_live(a, kPieceCount)) {
+        out[k][p] = load_aligned<kChunkBytes, kCache>(base + a * kElementBytes);
       }
     }
   };
-  if constexpr (kWhole) {
-    constexpr int kLength = kLanes * kCount;
-    // With one vector a lane, a warp may come here in part.
-    const bool full = segment_extent.all_live(first * kLength, kVectors * kLength);
-    if (kVectors > 1 && __all_sync(kFullWarp, full)) {
+  // All lanes alike where each vector is to be read. With one vector a lane, or a part of a warp a row, a warp may come
+  // here in part.
+  const auto load_shifted_by_none = [&](bool every) {
+    if (kVectors > 1 && (kWhole || kLanes == kWarpLanes ? __all_sync(kFullWarp, every) : every)) {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
 #pragma unroll
@@ -336,8 +341,13 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
         }
       }
     } else {
-      load_shifted_by_none(std::integral_constant<Cache, kCache>{});
+#pragma unroll
+      for (int k = 0; k < kVectors; ++k) load_live(k);
     }
+    if constexpr (kBehind != 0) load_live(kVectors);
+  };
+  if constexpr (kWhole) {
+    load_shifted_by_none(segment_extent.all_live(first * kLength, kVectors * kLength));
     return;
   }
   const uintptr_t address = reinterpret_cast<uintptr_t>(base);
@@ -349,11 +359,11 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
   if (!inside) {
     // A row at an edge of its operand, where an aligned vector may reach past it.
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
+    for (int k = 0; k < kHeld; ++k) {
 #pragma unroll
       for (int p = 0; p < S::kPieces; ++p) {
         const int a = column(k, p);
-        out[k][p] = filled_with<kChunkBytes>(dead);
+        fill(k, p);
         if (extent.any_live(a, kPieceCount)) {
           out[k][p] = typename S::Piece{};
 #pragma unroll
@@ -366,19 +376,21 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
       }
     }
   } else if (shift == 0) {
-    load_shifted_by_none(std::integral_constant<Cache, kCache>{});
+    load_shifted_by_none(segment_extent.begin < first * kLength + kPieceCount &&
+                         segment_extent.end > (first + kVectors) * kLength - kPieceCount);
   } else if constexpr (kChunkBytes > kElementBytes) {
     // A few at a time: each takes twice its registers until it is shifted.
     const int shift_count = shift / kElementBytes;
     const char* aligned = base - shift;
-    typename S::Piece high[kVectors][S::kPieces];
-    in_batches<kVectors, 4 / S::kPieces>([&](auto begin, auto end) {
+    typename S::Piece high[kHeld][S::kPieces];
+    in_batches<kHeld, 4 / S::kPieces>([&](auto begin, auto end) {
+      if (decltype(begin)::value == kVectors && !extent.any_live(kBehind * kLength, kCount)) return;
 #pragma unroll
       for (int k = decltype(begin)::value; k < decltype(end)::value; ++k) {
 #pragma unroll
         for (int p = 0; p < S::kPieces; ++p) {
           const int a = column(k, p);
-          out[k][p] = filled_with<kChunkBytes>(dead);
+          fill(k, p);
           high[k][p] = out[k][p];
           if (extent.any_live(a, kPieceCount)) {
             // The row may begin after the first vector ends, or end before the second one begins.
@@ -409,11 +421,14 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
 }
 
 // The same for elements `column_stride` bytes apart. One load each; a stride of 0 needs one load in all.
-template <int kLanes, int kElementBytes, int kCount, int kVectors, typename S = Shape<kElementBytes, kCount>>
-__device__ __forceinline__ void load_strided(typename S::Piece (&out)[kVectors][S::kPieces], const char* segment_base,
+template <int kLanes, int kElementBytes, int kCount, int kBehind = 0, int kHeld,
+          typename S = Shape<kElementBytes, kCount>>
+__device__ __forceinline__ void load_strided(typename S::Piece (&out)[kHeld][S::kPieces], const char* segment_base,
                                              int64_t column_stride, const Extent& segment_extent, int first, int lane,
                                              uint32_t dead) {
+  constexpr int kVectors = kBehind != 0 ? kHeld - 1 : kHeld;
   const Extent extent = segment_extent.moved(lane * kCount);
+  const auto column = [&](int k) { return (k < kVectors ? first + k : kBehind) * kLanes * kCount; };
   if (column_stride == 0) {
     typename S::Piece filled;
     // Null: a boolean mask that excludes nothing.
@@ -421,18 +436,18 @@ __device__ __forceinline__ void load_strided(typename S::Piece (&out)[kVectors][
       filled = load_filled<kElementBytes, S::kChunkBytes>(segment_base);
     }
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      const bool live = extent.any_live((first + k) * kLanes * kCount, kCount);
+    for (int k = 0; k < kHeld; ++k) {
+      const bool live = extent.any_live(column(k), kCount);
 #pragma unroll
       for (int p = 0; p < S::kPieces; ++p) out[k][p] = live ? filled : filled_with<S::kChunkBytes>(dead);
     }
     return;
   }
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
+  for (int k = 0; k < kHeld; ++k) {
 #pragma unroll
     for (int p = 0; p < S::kPieces; ++p) {
-      const int a = (first + k) * kLanes * kCount + p * S::kPieceCount;
+      const int a = column(k) + p * S::kPieceCount;
       out[k][p] = filled_with<S::kChunkBytes>(extent.any_live(a, S::kPieceCount) ? 0 : dead);
       // One address moves along: an address for every element would fill the registers.
       const char* address = segment_base + (lane * kCount + a) * column_stride;

@@ -23,12 +23,6 @@ struct GroupRows {
     return blockIdx.x * (kGroups * kRows) + threadIdx.x / kLanes + r * kGroups;
   }
 
-  // Whether the live end of row r is folded (segment.cuh), in any group of the warp.
-  __device__ __forceinline__ bool folds(int r) const {
-    if constexpr (!kPreceded) return false;
-    return __any_sync(kFullWarp, ahead[r].folds(extent[r].end, kLanes * kVectors * kCountOf<kElement>));
-  }
-
   template <typename Arguments>
   __device__ __forceinline__ explicit GroupRows(const Arguments& arguments) {
     const RowMap& map = arguments.rows;
@@ -71,14 +65,12 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
 
   const GroupRows<kElement, kLanes, kVectors, kRows, kPreceded> rows(arguments);
 
-  RawScores<kElement, kMask, kLanes, kVectors, kWhole> raw[kRows];
-  RawScores<kElement, kMask, kLanes, 1, kWhole> behind[kRows];
+  RawScores<kElement, kMask, kLanes, kVectors, kWhole, kPreceded ? kVectors : 0> raw[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const char* x = rows.ahead[r].before(arguments.x + rows.place[r].input, kBytesOf<kElement>);
     const char* mask = rows.ahead[r].before(arguments.mask + rows.place[r].second, arguments.mask_column_stride);
     raw[r].template load<Cache::stream>(arguments, x, mask, rows.extent[r], 0, lane);
-    if (rows.folds(r)) behind[r].template load<Cache::stream>(arguments, x, mask, rows.extent[r], kVectors, lane);
   }
   keep_loads_together();
 
@@ -89,8 +81,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   Real sum[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    scores[r].take(raw[r], arguments, rows.extent[r], 0, lane);
-    if (rows.folds(r)) scores[r].fold(behind[r], arguments, rows.extent[r], rows.ahead[r], lane);
+    scores[r].take(raw[r], arguments, rows.extent[r], rows.ahead[r], 0, lane);
     key[r] = scores[r].largest();
   }
   group_maximum<kLanes, RowScores>(maximum, key);
@@ -137,26 +128,20 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
 
   const GroupRows<kElement, kLanes, kVectors, kRows, kPreceded> rows(arguments);
 
-  RawGradients<kElement, kLanes, kVectors, kWhole> raw[kRows];
-  RawGradients<kElement, kLanes, 1, kWhole> behind[kRows];
+  RawGradients<kElement, kLanes, kVectors, kWhole, kPreceded ? kVectors : 0> raw[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int grad_stride = arguments.grad_expanded ? 0 : kBytesOf<kElement>;
     const char* y = rows.ahead[r].before(arguments.y + rows.place[r].input, kBytesOf<kElement>);
     const char* grad = rows.ahead[r].before(arguments.grad + rows.place[r].second, grad_stride);
     raw[r].template load<Cache::stream>(arguments, y, grad, rows.extent[r], 0, lane);
-    if (rows.folds(r)) behind[r].template load<Cache::stream>(arguments, y, grad, rows.extent[r], kVectors, lane);
   }
   keep_loads_together();
 
   Real dot[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    raw[r].settle(rows.extent[r], 0, lane);
-    if (rows.folds(r)) {
-      behind[r].settle(rows.extent[r], kVectors, lane);
-      raw[r].fold(behind[r], rows.ahead[r], lane);
-    }
+    raw[r].settle(rows.extent[r], rows.ahead[r], 0, lane);
     if constexpr (kDropout) drop(raw[r], arguments, rows.number(r), 0, rows.extent[r], lane);
     dot[r] = raw[r].dot(rows.ahead[r], lane);
     raw[r].keep_packed();
