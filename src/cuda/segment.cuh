@@ -68,7 +68,7 @@ struct Ahead {
   template <int kLanes, int kVectors, int kLength, typename Run>
   __device__ __forceinline__ void at_edges(const Extent& extent, int first, int lane, const Run& run) const {
     if (kPreceded && __all_sync(kFullWarp, fills(extent, kLength))) return;
-    cuda::at_edges<kLanes, kCount, kVectors>(extent, first, lane, run);
+    cuda::at_edges<kLanes, kCount, kVectors, kPreceded>(extent, first, lane, run);
   }
 
   // Calls fold(edge) where a segment's end is folded: elements of the vector behind it that are before the edge then take
@@ -400,14 +400,22 @@ struct Scores {
                                                const Extent& extent, const Ahead<kElement, kPreceded>& ahead,
                                                int lane) {
     const Shift<Real> warp_shift = shift_of_warp(shift);
+    const auto exponentiate_vector = [&](int k, const Shift<Real>& vector_shift) {
+      if constexpr (kIsPacked) {
+        exponentials_of<4>(packed[k], 0, vector_shift, exponent, value[k]);
+      } else {
+        exponent.exponentiate(value[k], vector_shift);
+      }
+    };
+    // Rows that are not whole wait for arithmetic: where each vector is live and near, one test serves both.
+    const bool ordinary = kPreceded && kBytesOf<kElement> == 2 && !warp_shift.far && extent.begin < kLanes * kCount &&
+                          extent.end > column(kVectors - 1);
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {
-      if (may_be_live(extent, k)) {
-        if constexpr (kIsPacked) {
-          exponentials_of<4>(packed[k], 0, warp_shift, exponent, value[k]);
-        } else {
-          exponent.exponentiate(value[k], warp_shift);
-        }
+      if (kPreceded && kBytesOf<kElement> == 2 && __all_sync(kFullWarp, ordinary)) {
+        exponentiate_vector(k, {0, warp_shift.exponent, false});
+      } else if (may_be_live(extent, k)) {
+        exponentiate_vector(k, warp_shift);
       } else {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {

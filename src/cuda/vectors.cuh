@@ -212,6 +212,14 @@ __device__ __forceinline__ void in_batches(const Run& run) {
   }
 }
 
+// Calls run(k), constant, for kFirst and the next kCount - 1 numbers, kStep apart, until it returns true.
+template <int kFirst, int kStep, int kCount, typename Run>
+__device__ __forceinline__ void in_turn(const Run& run) {
+  if constexpr (kCount > 0) {
+    if (!run(std::integral_constant<int, kFirst>{})) in_turn<kFirst + kStep, kStep, kCount - 1>(run);
+  }
+}
+
 // Which elements of a vector are live at an edge of a row's live columns: those before element `count`, or the others.
 template <bool kBefore>
 struct EdgeElements {
@@ -222,14 +230,15 @@ struct EdgeElements {
   // The bits of word `w` of the vector that belong to live elements.
   template <int kElementBytes>
   __device__ __forceinline__ uint32_t live_bits(int w) const {
-    const uint32_t behind = __funnelshift_lc(0, ~0u, max(8 * kElementBytes * count - 32 * w, 0));
+    const int bits = 8 * kElementBytes * count - 32 * w;
+    const uint32_t behind = __funnelshift_lc(0, ~0u, w == 0 ? bits : max(bits, 0));
     return kBefore ? ~behind : behind;
   }
 };
 
 // Calls run(k, edge) for the vectors first + k, k < kVectors, of a lane that may be live in part. `extent` is the
 // segment's. Where a lane has several vectors, every lane of the warp calls it.
-template <int kLanes, int kCount, int kVectors, typename Run>
+template <int kLanes, int kCount, int kVectors, bool kPreceded, typename Run>
 __device__ __forceinline__ void at_edges(const Extent& extent, int first, int lane, const Run& run) {
   const auto vector = [&](auto before, int limit, int k) {
     const int count = limit - ((first + k) * kLanes + lane) * kCount;
@@ -239,13 +248,29 @@ __device__ __forceinline__ void at_edges(const Extent& extent, int first, int la
     if constexpr (kVectors == 1) {
       if (limit % kCount != 0) vector(before, limit, 0);
     } else if constexpr (kLanes == kWarpLanes) {
+      constexpr int kLength = kLanes * kCount;
+      constexpr bool kBefore = decltype(before)::value;
       if (limit % kCount == 0) return;
-      const uint32_t at = static_cast<uint32_t>(limit) / (kLanes * kCount);  // far outside for negative limits
-      in_batches<kVectors, 1>([&](auto k, auto) {
-        if (at == static_cast<uint32_t>(first) + decltype(k)::value) {
-          vector(before, limit, decltype(k)::value);
-          keep_apart<decltype(k)::value>();
-        }
+      if constexpr (!kPreceded) {
+        // Fewest registers.
+        const uint32_t at = static_cast<uint32_t>(limit) / kLength;  // far outside for negative limits
+        in_batches<kVectors, 1>([&](auto number, auto) {
+          constexpr int k = decltype(number)::value;
+          if (at == static_cast<uint32_t>(first) + k) {
+            vector(before, limit, k);
+            keep_apart<k>();
+          }
+        });
+        return;
+      }
+      // Fewest instructions: most segments begin in their first vector, and most that end early do in their last.
+      if (limit < first * kLength || limit >= (first + kVectors) * kLength) return;
+      in_turn<kBefore ? kVectors - 1 : 0, kBefore ? -1 : 1, kVectors>([&](auto number) {
+        constexpr int k = decltype(number)::value;
+        if (kBefore ? limit < (first + k) * kLength : limit >= (first + k + 1) * kLength) return false;
+        vector(before, limit, k);
+        keep_apart<k>();
+        return true;
       });
     } else if (__any_sync(kFullWarp, limit % kCount != 0)) {
 #pragma unroll
@@ -329,25 +354,21 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
       }
     }
   };
-  // All lanes alike where each vector is to be read. With one vector a lane, or a part of a warp a row, a warp may come
-  // here in part.
-  const auto load_shifted_by_none = [&](bool every) {
-    if (kVectors > 1 && (kWhole || kLanes == kWarpLanes ? __all_sync(kFullWarp, every) : every)) {
+  const auto load_all = [&](int k) {
 #pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
+    for (int p = 0; p < S::kPieces; ++p) {
+      out[k][p] = load_aligned<kChunkBytes, kCache>(base + column(k, p) * kElementBytes);
+    }
+  };
+  if constexpr (kWhole) {
+    // With one vector a lane, a warp may come here in part.
+    if (kVectors > 1 && __all_sync(kFullWarp, segment_extent.all_live(first * kLength, kVectors * kLength))) {
 #pragma unroll
-        for (int p = 0; p < S::kPieces; ++p) {
-          out[k][p] = load_aligned<kChunkBytes, kCache>(base + column(k, p) * kElementBytes);
-        }
-      }
+      for (int k = 0; k < kVectors; ++k) load_all(k);
     } else {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) load_live(k);
     }
-    if constexpr (kBehind != 0) load_live(kVectors);
-  };
-  if constexpr (kWhole) {
-    load_shifted_by_none(segment_extent.all_live(first * kLength, kVectors * kLength));
     return;
   }
   const uintptr_t address = reinterpret_cast<uintptr_t>(base);
@@ -356,7 +377,22 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
   const uintptr_t mask = kChunkBytes - 1;
   const bool inside = (row_begin & ~mask) >= span.low && ((row_end + mask) & ~mask) <= span.high;
   const int shift = static_cast<int>(address & mask);
-  if (!inside) {
+  // Few segments begin late or end early: all lanes read all vectors but the last ones.
+  constexpr int kSure = kVectors - (kVectors + 2) / 4;
+  const auto reaches = [&](int vectors) { return segment_extent.end > (first + vectors) * kLength - kPieceCount; };
+  const bool sure = inside && shift == 0 && segment_extent.begin < first * kLength + kPieceCount && reaches(kSure);
+  if (kVectors > 1 && __all_sync(kFullWarp, sure)) {
+#pragma unroll
+    for (int k = 0; k < kSure; ++k) load_all(k);
+    if (__all_sync(kFullWarp, reaches(kVectors))) {
+#pragma unroll
+      for (int k = kSure; k < kVectors; ++k) load_all(k);
+    } else {
+#pragma unroll
+      for (int k = kSure; k < kVectors; ++k) load_live(k);
+    }
+    if constexpr (kBehind != 0) load_live(kVectors);
+  } else if (!inside) {
     // A row at an edge of its operand, where an aligned vector may reach past it.
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
@@ -376,14 +412,14 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
       }
     }
   } else if (shift == 0) {
-    load_shifted_by_none(segment_extent.begin < first * kLength + kPieceCount &&
-                         segment_extent.end > (first + kVectors) * kLength - kPieceCount);
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) load_live(k);
   } else if constexpr (kChunkBytes > kElementBytes) {
     // A few at a time: each takes twice its registers until it is shifted.
     const int shift_count = shift / kElementBytes;
     const char* aligned = base - shift;
     typename S::Piece high[kHeld][S::kPieces];
-    in_batches<kHeld, 4 / S::kPieces>([&](auto begin, auto end) {
+    in_batches<kHeld, 4 * kVectorBytes / S::kBytes>([&](auto begin, auto end) {
       if (decltype(begin)::value == kVectors && !extent.any_live(kBehind * kLength, kCount)) return;
 #pragma unroll
       for (int k = decltype(begin)::value; k < decltype(end)::value; ++k) {
