@@ -372,15 +372,17 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
     return;
   }
   const uintptr_t address = reinterpret_cast<uintptr_t>(base);
-  const uintptr_t row_begin = address + extent.first * kElementBytes;
-  const uintptr_t row_end = address + extent.last * kElementBytes;
+  const uintptr_t row_begin = address + int64_t{extent.first} * kElementBytes;
+  const uintptr_t row_end = address + int64_t{extent.last} * kElementBytes;
   const uintptr_t mask = kChunkBytes - 1;
-  const bool inside = (row_begin & ~mask) >= span.low && ((row_end + mask) & ~mask) <= span.high;
+  const bool ends_inside = row_end <= (span.high & ~mask);
+  const bool inside = row_begin >= ((span.low + mask) & ~mask) && ends_inside;
   const int shift = static_cast<int>(address & mask);
-  // Few segments begin late or end early: all lanes read all vectors but the last ones.
+  // Few segments begin late or end early: all lanes read all vectors but the last ones. None reads before its base.
   constexpr int kSure = kVectors - (kVectors + 2) / 4;
   const auto reaches = [&](int vectors) { return segment_extent.end > (first + vectors) * kLength - kPieceCount; };
-  const bool sure = inside && shift == 0 && segment_extent.begin < first * kLength + kPieceCount && reaches(kSure);
+  const bool sure = address >= span.low && ends_inside && shift == 0 &&
+                    segment_extent.begin < first * kLength + kPieceCount && reaches(kSure);
   if (kVectors > 1 && __all_sync(kFullWarp, sure)) {
 #pragma unroll
     for (int k = 0; k < kSure; ++k) load_all(k);
