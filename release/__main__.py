@@ -282,9 +282,10 @@ def _inside(arguments: argparse.Namespace) -> None:
         # Before the tools are fetched, where the matrix can be read without them.
         from . import wheel
 
-        wheel.check(
-            _options(arguments), interpreter, compiler=arguments.command not in ("typecheck", "try", "clusters")
-        )
+        compiler = arguments.command not in ("typecheck", "try", "clusters")
+        cell = wheel.check(_options(arguments), interpreter, compiler=compiler)
+        if arguments.command == "try":
+            wheel.channel_of(cell, arguments.site)
     more = ["--interpreter", str(interpreter.executable)]
     if arguments.torch_here:
         more += ["--torch-here", arguments.torch_here, "--cuda-here", arguments.cuda_here]
@@ -416,9 +417,9 @@ def _stage(arguments: argparse.Namespace) -> None:
     data = matrix.load()
     if arguments.tag:
         stage.check_tag(data, arguments.tag)
-    tools = environments.tools(preflight.interpreter(None))
     if not arguments.wheels.is_dir():
         raise stage.StageError(f"{arguments.wheels} is no folder: give the one that holds the release's wheels")
+    tools = environments.tools(preflight.interpreter(None))
     wheels = sorted(arguments.wheels.rglob(f"*-{data.version}+*.whl"))
     for path in stage.stage(data, tools, arguments.directory, wheels):
         print(path.name)

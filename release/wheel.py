@@ -128,17 +128,23 @@ def wheel(options: Options, interpreter: Interpreter) -> None:
     say(f"  pip install --no-deps --index-url {channel.as_uri()}/ scaled-mask-softmax=={report.version}")
 
 
+def channel_of(cell: Cell, site: Path) -> Path:
+    """The channel of a cell below `site`, an index. Raises StepError where there is none."""
+    channel = site / "whl" / cell.cuda_label / f"torch{cell.torch.minor}"
+    if not channel.is_dir():
+        raise StepError(
+            f"{site} has no channel for {cell.label}, which would be {channel}: stage its wheels there first"
+        )
+    return channel
+
+
 def try_out(options: Options, interpreter: Interpreter, site: Path) -> None:
     """Installs the version of the matrix from the channels below `site` beside its torch, and exercises it."""
     data = load()
     cell = choose(data, options, interpreter)
     steps = Steps(3)
     version = f"{data.version}+{cell.label}"
-    channel = site / "whl" / cell.cuda_label / f"torch{cell.torch.minor}"
-    if not channel.is_dir():
-        raise StepError(
-            f"{site} has no channel for {cell.label}, which would be {channel}: stage its wheels there first"
-        )
+    channel = channel_of(cell, site)
     say(f"scaled-mask-softmax {version} from {site} for {_describe(cell, interpreter)}")
     steps.next("torch")
     torch = provision.torch(cell, interpreter, importable=True)
