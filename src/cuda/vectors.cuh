@@ -6,10 +6,10 @@
 // Where every row is *whole* (it begins on a vector boundary and is a whole number of vectors, for every operand) a
 // vector is one access. Elsewhere a segment is held as if it began on the vector boundary before the place of its result,
 // with `ahead` dead columns before its first: a store is one access again, and so is the load of an operand that lies at
-// the same distance from a boundary. A segment's end then reaches `ahead` columns into one vector more, which only the
-// first lane has. The load of another operand reads the two aligned vectors that overlap the wanted one (the second
-// comes from L1) and shifts them together. Loads stay inside the bytes of their operand, stores inside the row: parts of
-// vectors are moved at the edges.
+// the same distance from a boundary. The segment's last `ahead` columns, which lie past its vectors then, take the place of
+// the dead ones: they are *folded* into the first lane's first vector (segment.cuh). The load of another operand reads the
+// two aligned vectors that overlap the wanted one (the second comes from L1) and shifts them together. Loads stay inside
+// the bytes of their operand, stores inside the row: parts of vectors are moved at the edges.
 #pragma once
 
 #include <cstdint>
