@@ -260,3 +260,14 @@ def test_does_not_wait_for_the_device(cuda: str) -> None:
         sms.scaled_mask_softmax(x, None, 0.5, True, window=100, key_lengths=given)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
+@pytest.mark.parametrize("columns", [100, 1024, 5000, 70000])
+def test_rows_whose_window_begins_past_their_keys(device: str, columns: int, dtype: torch.dtype) -> None:
+    x = normal((2, 1, 2, columns), dtype, device)
+    for begin in (columns // 2, columns // 2 + 30):
+        lengths = torch.tensor([begin - 40, begin - 1], device=device)
+        for dropout_p in (0.0, 0.5):
+            y = sms.scaled_mask_softmax(x, diagonal=begin, window=1, key_lengths=lengths, dropout_p=dropout_p)
+            assert (y == 0).all()

@@ -300,8 +300,11 @@ __device__ __forceinline__ Extent far_extent(const ColumnRange& live, int64_t co
   const auto clip = [](int64_t value, int limit) {
     return static_cast<int>(value < 0 ? 0 : value < limit ? value : limit);
   };
-  return {-clip(start, kReach), clip(columns - start, length + kReach), clip(live.begin - start, length),
-          clip(live.end - start, length)};
+  const int begin = clip(live.begin - start, length);
+  const int end = clip(live.end - start, length);
+  // Nothing is live where a range ends before it begins; Extent would take columns between the two for live ones.
+  const bool empty = begin >= end;
+  return {-clip(start, kReach), clip(columns - start, length + kReach), empty ? 0 : begin, empty ? 0 : end};
 }
 
 // An operand's share of one lane's vectors: kCount elements a vector, in one or two chunks of at most 16 bytes.
