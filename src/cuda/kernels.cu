@@ -29,8 +29,9 @@ bool whole_rows(const void* base, const Rows& rows, Operand operand, int64_t byt
   return whole;
 }
 
-// `rows` in the order in which they are walked.
+// Of a float mask whose rows are whole. `rows` in the order in which they are walked.
 MaskPrefetch mask_prefetch(const Plan& plan, const Rows& rows) {
+  if (plan.strategy != Strategy::block_row && plan.strategy != Strategy::cluster_row) return {};
   int64_t sharers = 1;
   for (int d = rows.dims - 1; d >= 0 && rows.dim[d].stride[kSecond] == 0; --d) sharers *= rows.dim[d].size;
   if (sharers == 1) return {};
@@ -117,7 +118,7 @@ cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStre
     arguments.mask_span = span_of(piece.mask, piece.rows, kSecond, mask_bytes, piece.columns, piece.mask_column_stride);
     whole = whole && piece.mask_column_stride == 1 &&
             whole_rows(piece.mask, piece.rows, kSecond, mask_bytes, piece.columns, kVectorBytes / bytes);
-    arguments.mask_prefetch = mask_prefetch(plan, piece.rows);
+    if (whole && has_addend(piece.mask_kind)) arguments.mask_prefetch = mask_prefetch(plan, piece.rows);
   }
   switch (piece.mask_kind) {
     case MaskKind::none: return dispatch_forward<MaskKind::none>(piece, plan, whole, arguments, stream);

@@ -126,12 +126,10 @@ __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// Asks for bytes of device memory to be brought into the L2, and waits for nobody. Both a multiple of 16; nothing before
-// compute capability 9.0.
+// Asks for bytes of device memory to be brought into the L2, and waits for nobody. Both a multiple of 16. Compute
+// capability 9.0 and newer.
 __device__ __forceinline__ void prefetch_to_l2(const char* address, uint32_t bytes) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
-#endif
 }
 
 // Clusters of blocks: compute capability 9.0 and newer.

@@ -223,13 +223,16 @@ struct Exponents {
   // exp(score - maximum) for each element.
   template <int kCount>
   __device__ __forceinline__ void exponentiate(Real (&value)[kCount], const Shift<Real>& shift) const {
-    if (shift.far) {
+    if constexpr (kFused) {
+      if (shift.far) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) value[i] = add(value[i], -shift.score);
-    }
+        for (int i = 0; i < kCount; ++i) value[i] = add(value[i], -shift.score);
+      }
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      value[i] = power_of_two(kFused ? fma(value[i], factor(), -shift.exponent) : multiply(value[i], factor()));
+      for (int i = 0; i < kCount; ++i) value[i] = power_of_two(fma(value[i], factor(), -shift.exponent));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) value[i] = exponential(value[i], shift.score);
     }
   }
 
@@ -248,7 +251,7 @@ struct Exponents {
       const Real exponent = fma(add(score, -target.score), factor(), add(source.exponent, -target.exponent));
       return multiply(sum, power_of_two(exponent));
     } else {
-      return multiply(sum, power_of_two(multiply(add(from, -target.score), factor())));
+      return multiply(sum, exponential(from, target.score));
     }
   }
 
