@@ -14,6 +14,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 from release import landing, matrix
 from tests.test_release_landing import HOSTILE, channels, entry, name, unchecked
@@ -109,6 +110,11 @@ def said(browser):
     return browser.find_element(By.ID, "status").text
 
 
+def answered(browser):
+    """What the page says once the clipboard has taken the lines or not, which comes after the click has returned."""
+    return WebDriverWait(browser, 30).until(said)
+
+
 @pytest.mark.parametrize("tool", landing.LINES)
 def test_it_prints_the_lines(browser, address, wheels, tool):
     """The script's lines are Python's, with the address that the page was read from."""
@@ -160,8 +166,8 @@ def test_copy(browser, address):
     browser.execute_script("document.execCommand = () => { throw new Error('the fallback') }")
     choose(browser, tool="conda")
     browser.find_element(By.ID, "copy").click()
+    assert answered(browser) == "Copied."
     assert browser.execute_async_script("navigator.clipboard.readText().then(arguments[0])") == printed(browser)
-    assert said(browser) == "Copied."
     choose(browser, tool="pip")
     assert said(browser) == ""
 
@@ -171,8 +177,8 @@ def test_without_a_clipboard_the_lines_are_selected(browser):
         "Object.defineProperty(navigator, 'clipboard', {value: undefined}); document.execCommand = () => false;"
     )
     browser.find_element(By.ID, "copy").click()
+    assert answered(browser) == "Selected: press Ctrl+C to copy."
     assert browser.execute_script("return getSelection().toString()") == printed(browser)
-    assert said(browser) == "Selected: press Ctrl+C to copy."
 
 
 def test_for_another_torch(browser, address):
@@ -207,7 +213,7 @@ def test_with_the_keyboard(browser):
             press(Keys.ARROW_RIGHT)
         elif stops[-1] == "copy":
             press(Keys.SPACE)
-            assert said(browser) in ("Copied.", "Selected: press Ctrl+C to copy.")
+            assert answered(browser) in ("Copied.", "Selected: press Ctrl+C to copy.")
             break
     assert stops == ["torch", "cuda", "platform", "python", "tool", "copy"]
     assert chosen(browser)[0] == "2.14"
