@@ -73,6 +73,36 @@ def test_number_of_rows(device: str, columns: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=short)
+@pytest.mark.parametrize("columns", [1536, 2049, 4096, 7001, 16_384, 33_000])
+def test_many_long_rows(device: str, columns: int, dtype: torch.dtype) -> None:
+    """So many that CUDA kernels may hold two of them in one block, whose own bits are those of few rows."""
+    batch, queries = 2, 300
+    x = normal((batch, queries, columns), dtype, device)
+    grad = normal((1, 1, 1), dtype, device, 2).expand_as(x)
+    x[0, 3, columns // 3] = torch.nan
+    x[1, 150, 0] = torch.inf
+    x[1, 299] = -torch.inf
+    middle = (columns - queries) // 2
+    lengths = torch.tensor([columns, columns // 4], device=device)
+    for kind in ("same", "float32") if dtype in (torch.float16, torch.bfloat16) else ("same",):
+        mask = random_mask(kind, (queries, columns), dtype, device)
+        for options in (
+            {"is_causal": True, "diagonal": middle},
+            {"is_causal": True, "diagonal": -150},
+            {"window": 700, "is_causal": True, "diagonal": middle},
+            {"is_causal": True, "diagonal": middle, "key_lengths": lengths},
+        ):
+            y, dx = run(x, mask, grad, **options)
+            for b, first in ((0, 0), (0, 297), (1, 149), (1, 298)):
+                rows = slice(first, first + 3)
+                few = {**options, "diagonal": options["diagonal"] + first}
+                if "key_lengths" in few:
+                    few["key_lengths"] = lengths[b : b + 1]
+                got = run(x[b : b + 1, rows], mask[rows], grad[b : b + 1, rows], **few)
+                assert_same(got, (y[b : b + 1, rows], dx[b : b + 1, rows]), f"the number of rows ({kind}, {options})")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=short)
 @pytest.mark.parametrize("columns", [5, 64, 1001, 6000])
 def test_values_of_other_rows(device: str, columns: int, dtype: torch.dtype) -> None:
     """Rows of NaN, of infinities, and dead ones, above and below."""

@@ -120,6 +120,8 @@ def kernels_of(dtype: torch.dtype) -> set[str]:
     clusters = "shared_row in clusters" if dtype == torch.float64 else "cluster_row in clusters"
     long_with_dropout = ["stream_row"] if dtype == torch.float64 else ["block_row", "stream_row"]
     kernels = {"mask_gradient", "mask_gradient with dropout", "keep", "keep with dropout"}
+    if dtype != torch.float64:
+        kernels.add("forward, pair_rows")
     for direction in ("forward", "backward"):
         without = ["warp_rows", "block_row", "shared_row", "stream_row", clusters]
         kernels |= {f"{direction}, {name}" for name in without}

@@ -19,7 +19,7 @@ using RowTeam = BlockTeam<kMostThreads<kDropout> / kWarpLanes>;
 template <bool kDropout, bool kPacked>
 inline constexpr int kMostResident = kDropout ? 1 : kPacked ? kPackedBlocksResident : kBlocksResident;
 
-// A warp's segment of its team's row.
+// A warp's segment of its team's row; without columns, if it holds none.
 template <Element kElement, int kVectors, bool kPreceded>
 struct BlockSegment {
   static constexpr int kLength = kWarpLanes * kVectors * kCountOf<kElement>;
@@ -33,29 +33,51 @@ struct BlockSegment {
   template <typename Arguments, typename Team>
   __device__ __forceinline__ BlockSegment(const Arguments& arguments, const Team& team) {
     place = arguments.rows.locate(team.row());
-    start = team.warp() * kLength;
+    start = team.segment() * kLength;
     lane = threadIdx.x % kWarpLanes;
     ahead = Ahead<kElement, kPreceded>(result_of(arguments, place));
-    extent = ahead.before(near_extent(arguments, team.row(), place, true, start), kLength);
+    extent = ahead.before(near_extent(arguments, team.row(), place, team.holds_segment(), start), kLength);
   }
 };
 
-// Brings the mask of a later row into the L2, if `row` is the first of those that share one: to be called by one thread of
-// a row. Rows that share a mask are under way at once and miss the L2 together: at 4,096 float16 columns the mask was
-// read from memory four times. With it .87 -> .88 of a copy's speed there, .90 -> .92 at 8,192 and 16,384 columns (H200).
 template <Element kElement, MaskKind kMask>
 __device__ __forceinline__ void prefetch_mask(const ForwardArguments& arguments, uint32_t row) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  const MaskPrefetch& prefetch = arguments.mask_prefetch;
-  const uint32_t later = row + prefetch.rows;
-  if (prefetch.rows == 0 || later >= arguments.rows.rows) return;
-  if (prefetch.by_sharers.quotient(row) * prefetch.sharers != row) return;
-  const RowPlace place = arguments.rows.locate(later);
+  const RowPlace place = arguments.rows.locate(row);
   const int columns = min(place.query + arguments.near.end, static_cast<int>(arguments.columns));
   if (columns <= 0) return;
   const uint32_t bytes = static_cast<uint32_t>(columns) * mask_element_bytes(kMask, kElement);
   prefetch_to_l2(arguments.mask + place.second, (bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes);
 #endif
+}
+
+// Brings the masks of later rows into the L2: to be called by one thread of those that hold `row`, one of `rows`. Calls
+// prefetch(later), if `row` is the first of those that share a mask. Rows that share one are under way at once and miss
+// the L2 together: at 4,096 float16 columns the mask was read from memory four times. With it .87 -> .88 of a copy's
+// speed there, .90 -> .92 at 8,192 and 16,384 columns (H200).
+template <typename Prefetch>
+__device__ __forceinline__ void prefetch_later(const MaskPrefetch& ahead, uint32_t row, uint32_t rows,
+                                               const Prefetch& prefetch) {
+  const uint32_t later = row + ahead.rows;
+  if (ahead.rows == 0 || later >= rows) return;
+  if (ahead.by_sharers.quotient(row) * ahead.sharers == row) prefetch(later);
+}
+
+template <Element kElement, MaskKind kMask, bool kWhole, typename Team>
+__device__ __forceinline__ void prefetch_later_mask(const ForwardArguments& arguments, const Team& team) {
+  if constexpr (kWhole && has_addend(kMask)) {
+    if (!team.first_thread()) return;
+    prefetch_later(arguments.mask_prefetch, team.row(), arguments.rows.rows,
+                   [&](uint32_t later) { prefetch_mask<kElement, kMask>(arguments, later); });
+  }
+}
+
+// A row's normalizer with its sink, if it has one. The thread for which `stores` is true writes what the sink takes.
+template <Element kElement, typename Real, typename Exponent>
+__device__ __forceinline__ Real normalizer_of(const ForwardArguments& arguments, uint32_t row,
+                                              const Totals<Real>& totals, const Exponent& exponent, bool stores) {
+  if (!arguments.sink.given) return totals.normalizer;
+  return with_sink<kElement>(arguments, row, exponent.score(totals.maximum), totals.normalizer, stores);
 }
 
 template <Element kElement, MaskKind kMask, int kVectors, bool kWhole, bool kDropout, typename Team>
@@ -67,10 +89,6 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   const BlockSegment<kElement, kVectors, kPreceded> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
   constexpr bool kKeepsExponentials = !RowScores::kIsPacked || !kWhole || kDropout;
-
-  if constexpr (kWhole && has_addend(kMask)) {
-    if (team.first_thread()) prefetch_mask<kElement, kMask>(arguments, team.row());
-  }
 
   RowScores scores;
   const char* x = arguments.x + segment.place.input + bytes;
@@ -90,12 +108,9 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
     sum = scores.sum_exponentials(shift, exponent, segment.extent, segment.lane);
   }
   sum = warp_sum(sum);
-  Totals<Real> totals = team.totals(maximum, sum, exponent);
-  if (arguments.sink.given) {
-    totals.normalizer = with_sink<kElement>(arguments, team.row(), exponent.score(totals.maximum), totals.normalizer,
-                                            team.first_thread());
-  }
-  const Real factor = exponent.rescale(totals.normalizer, maximum, totals.maximum);
+  const Totals<Real> totals = team.totals(maximum, sum, exponent);
+  const Real normalizer = normalizer_of<kElement>(arguments, team.row(), totals, exponent, team.first_thread());
+  const Real factor = exponent.rescale(normalizer, maximum, totals.maximum);
   char* y = arguments.y + segment.place.output + bytes;
   if constexpr (!kKeepsExponentials) {
     scores.become_probabilities(shift, factor, exponent, segment.extent);
@@ -146,7 +161,9 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
 template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout, is_packed(kElement, kMask) && kWhole>)
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
-  hold_row_forward<kElement, kMask, kBlockVectors, kWhole, kDropout>(arguments, RowTeam<kDropout>());
+  const RowTeam<kDropout> team;
+  prefetch_later_mask<kElement, kMask, kWhole>(arguments, team);
+  hold_row_forward<kElement, kMask, kBlockVectors, kWhole, kDropout>(arguments, team);
 }
 
 template <Element kElement, bool kWhole, bool kDropout>
@@ -165,8 +182,9 @@ __global__ void __launch_bounds__(kBlockThreads,
                                   kClusterVectors<kMask> > kBlockVectors && !kWhole ? 1 : kBlocksResident)
     cluster_row_forward(const __grid_constant__ ForwardArguments arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  hold_row_forward<kElement, kMask, kClusterVectors<kMask>, kWhole, false>(
-      arguments, ClusterTeam<Accumulate<kElement>, 2, false>());
+  const ClusterTeam<Accumulate<kElement>, 2, false> team;
+  prefetch_later_mask<kElement, kMask, kWhole>(arguments, team);
+  hold_row_forward<kElement, kMask, kClusterVectors<kMask>, kWhole, false>(arguments, team);
 #endif
 }
 

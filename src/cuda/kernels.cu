@@ -29,9 +29,18 @@ bool whole_rows(const void* base, const Rows& rows, Operand operand, int64_t byt
   return whole;
 }
 
+// The query index of the last row: the sum of those of every two rows that are as far from the first and from the last.
+int64_t last_query(const Rows& rows) {
+  int64_t query = 0;
+  for (int d = 0; d < rows.dims; ++d) query += (rows.dim[d].size - 1) * rows.dim[d].stride[kQuery];
+  return query;
+}
+
 // Of a float mask whose rows are whole. `rows` in the order in which they are walked.
 MaskPrefetch mask_prefetch(const Plan& plan, const Rows& rows) {
-  if (plan.strategy != Strategy::block_row && plan.strategy != Strategy::cluster_row) return {};
+  const bool holds_segments = plan.strategy == Strategy::block_row || plan.strategy == Strategy::cluster_row ||
+                              plan.strategy == Strategy::pair_rows;
+  if (!holds_segments) return {};
   int64_t sharers = 1;
   for (int d = rows.dims - 1; d >= 0 && rows.dim[d].stride[kSecond] == 0; --d) sharers *= rows.dim[d].size;
   if (sharers == 1) return {};
@@ -96,9 +105,19 @@ Arguments common_arguments(const Plan& plan, const Problem& piece, int second_by
   return arguments;
 }
 
-cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStream_t stream) {
+cudaError_t launch_piece(const Question& question, const Plan& own, const ForwardProblem& piece, cudaStream_t stream) {
   const int bytes = element_bytes(piece.element);
   const int mask_bytes = mask_element_bytes(piece.mask_kind, piece.element);
+  const int64_t per_vector = kVectorBytes / bytes;
+  bool whole = whole_rows(piece.x, piece.rows, kInput, bytes, piece.columns, per_vector) &&
+               whole_rows(piece.y, piece.rows, kOutput, bytes, piece.columns, per_vector);
+  if (piece.mask_kind != MaskKind::none) {
+    whole = whole && piece.mask_column_stride == 1 &&
+            whole_rows(piece.mask, piece.rows, kSecond, mask_bytes, piece.columns, per_vector);
+  }
+  const int64_t segments = segments_of_pair(piece.band, last_query(piece.rows), segment_columns(piece.element));
+  const Plan pairs = choose_pairs(question, own, whole, piece.rows.count(), segments);
+  const Plan& plan = pairs.threads > 0 ? pairs : own;
   auto arguments = common_arguments<ForwardArguments>(plan, piece, mask_bytes);
   arguments.x = static_cast<const char*>(piece.x);
   arguments.mask = static_cast<const char*>(piece.mask);
@@ -112,12 +131,8 @@ cudaError_t launch_piece(const Plan& plan, const ForwardProblem& piece, cudaStre
   arguments.before_dropout = static_cast<char*>(piece.before_dropout);
   arguments.random_state = piece.random_state;
   arguments.x_span = span_of(piece.x, piece.rows, kInput, bytes, piece.columns, 1);
-  bool whole = whole_rows(piece.x, piece.rows, kInput, bytes, piece.columns, kVectorBytes / bytes) &&
-               whole_rows(piece.y, piece.rows, kOutput, bytes, piece.columns, kVectorBytes / bytes);
   if (piece.mask_kind != MaskKind::none) {
     arguments.mask_span = span_of(piece.mask, piece.rows, kSecond, mask_bytes, piece.columns, piece.mask_column_stride);
-    whole = whole && piece.mask_column_stride == 1 &&
-            whole_rows(piece.mask, piece.rows, kSecond, mask_bytes, piece.columns, kVectorBytes / bytes);
     if (whole && has_addend(piece.mask_kind)) arguments.mask_prefetch = mask_prefetch(plan, piece.rows);
   }
   switch (piece.mask_kind) {
@@ -164,11 +179,12 @@ constexpr int64_t tiles_of(const MaskGradientProblem& problem) {
   return (problem.columns - 1) / length + 1;
 }
 
-template <typename Problem>
-cudaError_t launch_pieces(const Plan& plan, const Problem& problem, cudaStream_t stream) {
+// Calls launch(piece) for the pieces of a problem, as long as all goes well.
+template <typename Problem, typename Launch>
+cudaError_t for_each_launch(const Problem& problem, const Launch& launch) {
   cudaError_t status = cudaSuccess;
   for_each_piece(problem, dim_to_split, [&](const Problem& piece) {
-    if (status == cudaSuccess) status = launch_piece(plan, piece, stream);
+    if (status == cudaSuccess) status = launch(piece);
   });
   return status;
 }
@@ -186,9 +202,11 @@ cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t 
                                  problem.sink != nullptr,
                                  problem.sink_probability != nullptr || problem.dropout.active};
   ordered.rows = walk_order(problem.rows, used, masked);
-  const Plan plan = choose({Direction::forward, problem.columns, problem.element, problem.mask_kind,
-                            problem.band.active, capability, problem.dropout.active});
-  return launch_pieces(plan, ordered, stream);
+  const Question question{Direction::forward,  problem.columns, problem.element,       problem.mask_kind,
+                          problem.band.active, capability, problem.dropout.active};
+  const Plan plan = choose(question);
+  return for_each_launch(ordered,
+                         [&](const ForwardProblem& piece) { return launch_piece(question, plan, piece, stream); });
 }
 
 cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_t stream) {
@@ -203,7 +221,7 @@ cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_
   ordered.rows = walk_order(problem.rows, used, false);
   const Plan plan = choose({Direction::backward, problem.columns, problem.element, MaskKind::none,
                             problem.band.active, capability, problem.dropout.active});
-  return launch_pieces(plan, ordered, stream);
+  return for_each_launch(ordered, [&](const BackwardProblem& piece) { return launch_piece(plan, piece, stream); });
 }
 
 bool fits(const MaskGradientProblem& problem) {

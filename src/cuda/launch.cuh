@@ -6,6 +6,7 @@
 
 #include "block_row.cuh"
 #include "launch.h"
+#include "pair_rows.cuh"
 #include "shared_row.cuh"
 #include "stream_row.cuh"
 #include "warp_rows.cuh"
@@ -51,8 +52,8 @@ void for_each_warp_shape(std::index_sequence<I...>, const Visit& visit) {
 
 // The kernel of `plan`, null if there is none; warp_rows(I) is that of shape I.
 template <Direction kDirection, Element kElement, MaskKind kMask, bool kDropout, typename Kernel, typename WarpRows>
-Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, Kernel cluster_row, Kernel shared_row,
-                 Kernel stream_row) {
+Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, Kernel cluster_row, Kernel pair_rows,
+                 Kernel shared_row, Kernel stream_row) {
   Kernel kernel = nullptr;
   switch (plan.strategy) {
     case Strategy::warp_rows:
@@ -66,6 +67,7 @@ Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, 
       break;
     case Strategy::block_row: kernel = block_row; break;
     case Strategy::cluster_row: kernel = cluster_row; break;
+    case Strategy::pair_rows: kernel = pair_rows; break;
     case Strategy::shared_row: kernel = shared_row; break;
     case Strategy::stream_row: kernel = stream_row; break;
     case Strategy::sum_rows:
@@ -83,6 +85,7 @@ auto forward_kernel(const Plan& plan) {
   };
   Kernel block_row = nullptr;
   Kernel cluster_row = nullptr;
+  Kernel pair_rows = nullptr;
   Kernel shared_row = nullptr;
   if constexpr (compiled(kElement, Strategy::block_row, kDropout)) {
     block_row = block_row_forward<kElement, kMask, kWhole, kDropout>;
@@ -90,12 +93,15 @@ auto forward_kernel(const Plan& plan) {
   if constexpr (compiled(kElement, Strategy::cluster_row, kDropout)) {
     cluster_row = cluster_row_forward<kElement, kMask, kWhole>;
   }
+  if constexpr (compiled_for_pairs(kElement, kMask) && !kDropout) {
+    pair_rows = pair_rows_forward<kElement, kMask, kWhole>;
+  }
   if constexpr (compiled(kElement, Strategy::shared_row, kDropout)) {
     shared_row = shared_row_forward<kElement, kMask, kWhole>;
   }
   const Kernel stream_row = stream_row_forward<kElement, kMask, kWhole, kDropout>;
-  return kernel_of<Direction::forward, kElement, kMask, kDropout>(plan, warp_rows, block_row, cluster_row, shared_row,
-                                                                 stream_row);
+  return kernel_of<Direction::forward, kElement, kMask, kDropout>(plan, warp_rows, block_row, cluster_row, pair_rows,
+                                                                 shared_row, stream_row);
 }
 
 template <Element kElement, bool kWhole, bool kDropout>
@@ -118,8 +124,9 @@ auto backward_kernel(const Plan& plan) {
     shared_row = shared_row_backward<kElement, kWhole>;
   }
   const Kernel stream_row = stream_row_backward<kElement, kWhole, kDropout>;
+  const Kernel pair_rows = nullptr;
   return kernel_of<Direction::backward, kElement, MaskKind::none, kDropout>(plan, warp_rows, block_row, cluster_row,
-                                                                           shared_row, stream_row);
+                                                                           pair_rows, shared_row, stream_row);
 }
 
 template <Element kElement, MaskKind kMask>

@@ -3,6 +3,7 @@
 // CPU-only build can answer for every device. All kernel constants come from here.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@ enum class Strategy : uint8_t {
   warp_rows,    // a warp, or a part of one, holds a row in registers; several rows in flight a lane
   block_row,    // a block holds a row in registers
   cluster_row,  // a cluster of blocks does
+  pair_rows,    // a block, or a cluster of blocks, holds the live columns of two rows in registers
   shared_row,   // a block, or a cluster of blocks, holds a row in shared memory
   stream_row,   // a block reads a row twice: once for maximum and sum, once for the result
   sum_rows,     // a block sums a tile of many rows: the gradient of a mask, for which there is no other
@@ -48,6 +50,11 @@ inline constexpr int kWarpRowsThreads = 128;
 // columns, .97 at 4,096, .98 at 8,192 and 16,384.
 inline constexpr int kBlockVectors = 4;
 
+// What a warp of block_row or pair_rows holds of a row.
+SMS_HOST_DEVICE constexpr int segment_columns(Element element) {
+  return kWarpLanes * kBlockVectors * (kVectorBytes / element_bytes(element));
+}
+
 inline constexpr int kBlockThreads = 512;  // at most
 inline constexpr int kBlocksResident = 2;  // the register budget: 65,536 / (512 * 2) on every architecture
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -70,10 +77,14 @@ SMS_HOST_DEVICE constexpr bool has_addend(MaskKind mask) { return mask == MaskKi
 
 // A mask that rows share is brought into the L2 for the row that so many threads' blocks come before: half of those that
 // an H200 holds at once. As many as it holds do as well, twice as many do not.
-#if defined(SMS_EMULATION)
-inline constexpr int64_t kPrefetchThreads = 1;  // where problems have few rows
+//
+// Fewer rows than kPairedRows are not paired: there would be too few blocks.
+#if defined(SMS_EMULATION)  // where problems have few rows
+inline constexpr int64_t kPrefetchThreads = 1;
+inline constexpr int64_t kPairedRows = 2;
 #else
 inline constexpr int64_t kPrefetchThreads = int64_t{1} << 17;
+inline constexpr int64_t kPairedRows = 512;
 #endif
 
 // Vectors of a lane of cluster_row: as many of one float operand as its registers hold. Measured as above, with 4 and
@@ -91,6 +102,10 @@ SMS_HOST_DEVICE constexpr int cluster_vectors(Direction direction, MaskKind mask
 // with 16 warps, .85 in shared memory.
 SMS_HOST_DEVICE constexpr int cluster_warps(int lane_vectors) { return lane_vectors == kBlockVectors ? 12 : 8; }
 inline constexpr int kClusterBlocks = 8;  // at most: what every device with clusters can schedule
+
+// Threads of a block of pair_rows, at most. Two causal rows that have as many live columns together as one row has columns
+// touch a segment more; rows that are not whole take the registers of as many threads as a block of block_row has.
+SMS_HOST_DEVICE constexpr int pair_threads(bool whole) { return kBlockThreads + (whole ? kWarpLanes : 0); }
 
 // Threads of a block of shared_row, and how many blocks the register budget lets a multiprocessor have. Measured as
 // above: .84 at 65,536 columns in clusters of two (.74 with 512 threads), .81 at 131,072 in clusters of four (.79 in
@@ -165,9 +180,14 @@ constexpr bool compiled(Element element, Strategy strategy, bool dropout) {
   switch (strategy) {
     case Strategy::block_row: return !dropout || element != Element::float64;
     case Strategy::cluster_row: return !dropout && element != Element::float64;
+    case Strategy::pair_rows: return false;  // as compiled_for_pairs() says
     case Strategy::shared_row: return !dropout;
     default: return true;
   }
+}
+
+constexpr bool compiled_for_pairs(Element element, MaskKind mask) {
+  return element != Element::float64 && has_addend(mask);
 }
 
 inline constexpr Strategy kLongStrategies[] = {Strategy::block_row, Strategy::cluster_row, Strategy::shared_row,
@@ -205,7 +225,10 @@ struct Plan {
   int blocks;         // that share a row: a cluster
   int block_columns;  // of a row that a block of shared_row holds; 0 for the others
 
-  int rows_per_block() const { return blocks == 1 ? threads / lanes * rows : 1; }
+  int rows_per_block() const {  // or cluster
+    if (strategy == Strategy::pair_rows) return 2;
+    return blocks == 1 ? threads / lanes * rows : 1;
+  }
 };
 
 constexpr int64_t shared_bytes(Direction direction, Element element, MaskKind mask, int64_t columns) {
@@ -265,11 +288,41 @@ inline Plan choose(const Question& question) {
   return {Strategy::stream_row, kStreamThreads, kStreamVectors, 1, kStreamThreads, 1, 0};
 }
 
+// In how many segments of `length` columns two rows have live columns, at most, given the sum of their query indices.
+constexpr int64_t segments_of_pair(const Band& band, int64_t queries, int64_t length) {
+  // What two runs of columns can touch, `columns` in all, of which each begins with a segment, or one that need not.
+  const auto touched = [length](int64_t columns) { return (std::max<int64_t>(columns, 2) - 2) / length + 2; };
+  // Where one of the two rows has no live column, the other one may have more than they have else.
+  const int64_t of_one = (std::max<int64_t>(queries + band.end, 1) - 1) / length + 1;
+  const int64_t of_windows = 2 * touched(band.end - band.begin);
+  return std::min(std::max(touched(queries + 2 * band.end), of_one), of_windows);
+}
+
+// The plan for pairs of rows, of which each pair has live columns in at most `segments` segments, if a forward row's own
+// plan and their number allow it; no threads otherwise. Segments, and so a row's bits, are those of its own plan.
+inline Plan choose_pairs(const Question& question, const Plan& plan, bool whole, int64_t rows, int64_t segments) {
+  const bool holds_segments = plan.strategy == Strategy::block_row || plan.strategy == Strategy::cluster_row;
+  if (!question.band || !holds_segments || question.dropout || rows < kPairedRows ||
+      !compiled_for_pairs(question.element, question.mask) ||
+      segments > (question.columns - 1) / segment_columns(question.element) + 2) {
+    return {};
+  }
+  for (int blocks = 1; blocks <= (question.capability >= 90 ? kClusterBlocks : 1); blocks *= 2) {
+    const int64_t warps = (std::max<int64_t>(segments, 1) - 1) / blocks + 1;
+    const bool most = blocks == 1 || blocks == kClusterBlocks;
+    if (warps > (most ? pair_threads(whole) / kWarpLanes : cluster_warps(kBlockVectors))) continue;
+    const int threads = static_cast<int>(warps) * kWarpLanes;
+    return {Strategy::pair_rows, threads * blocks, kBlockVectors, 1, threads, blocks, 0};
+  }
+  return {};
+}
+
 constexpr const char* name(Strategy strategy) {
   switch (strategy) {
     case Strategy::warp_rows: return "warp_rows";
     case Strategy::block_row: return "block_row";
     case Strategy::cluster_row: return "cluster_row";
+    case Strategy::pair_rows: return "pair_rows";
     case Strategy::shared_row: return "shared_row";
     case Strategy::stream_row: return "stream_row";
     case Strategy::sum_rows: return "sum_rows";
@@ -295,7 +348,7 @@ struct Kernel {
   int vectors;  // template argument of warp_rows, 0 for the others
   int rows;     // template argument of warp_rows, 0 for the others
   bool whole;    // template argument
-  bool dropout;  // template argument of all but cluster_row and shared_row
+  bool dropout;  // template argument of all but cluster_row, pair_rows and shared_row
 
   // Of its largest block.
   int threads() const {
@@ -303,6 +356,7 @@ struct Kernel {
       case Strategy::warp_rows: return kWarpRowsThreads;
       case Strategy::block_row: return dropout ? kDropoutBlockThreads : kBlockThreads;
       case Strategy::cluster_row: return kBlockThreads;
+      case Strategy::pair_rows: return pair_threads(whole);
       case Strategy::shared_row: return kSharedThreads;
       case Strategy::stream_row: return kStreamThreads;
       case Strategy::sum_rows: return kMaskGradientThreads;
@@ -326,7 +380,9 @@ struct Kernel {
     if (direction == Direction::forward) arguments += enumerator("MaskKind", static_cast<int>(mask));
     if (strategy == Strategy::warp_rows) arguments += integer(lanes) + integer(vectors) + integer(rows);
     if (strategy != Strategy::sum_rows) arguments += whole ? "Lb1E" : "Lb0E";
-    if (strategy != Strategy::cluster_row && strategy != Strategy::shared_row) arguments += dropout ? "Lb1E" : "Lb0E";
+    const bool may_drop = strategy != Strategy::cluster_row && strategy != Strategy::pair_rows &&
+                          strategy != Strategy::shared_row;
+    if (may_drop) arguments += dropout ? "Lb1E" : "Lb0E";
     return "_ZN3sms4cuda" + std::to_string(function.size()) + function + "I" + arguments + "EE";
   }
 };
@@ -348,6 +404,9 @@ inline std::vector<Kernel> all_kernels() {
           for (const Strategy strategy : kLongStrategies) {
             if (!compiled(element, strategy, false)) continue;
             kernels.push_back({direction, element, mask, strategy, 0, 0, 0, whole, false});
+          }
+          if (direction == Direction::forward && compiled_for_pairs(element, mask)) {
+            kernels.push_back({direction, element, mask, Strategy::pair_rows, 0, 0, 0, whole, false});
           }
         }
         if (direction == Direction::forward && mask_for_dropout(mask) != mask) continue;

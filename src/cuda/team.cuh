@@ -20,6 +20,8 @@ struct BlockTeam {
   __device__ __forceinline__ uint32_t row() const { return blockIdx.x; }
   __device__ __forceinline__ bool first_thread() const { return threadIdx.x == 0; }
   __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x / kWarpLanes); }
+  __device__ __forceinline__ int segment() const { return warp(); }
+  static __device__ __forceinline__ constexpr bool holds_segment() { return true; }
 
   // From each warp's maximum and sum of exponentials against it, the same in all lanes of the warp. Every thread holds
   // the result.
@@ -82,6 +84,8 @@ class ClusterTeam {
   __device__ __forceinline__ int warp() const {
     return static_cast<int>((block() * blockDim.x + threadIdx.x) / kWarpLanes);
   }
+  __device__ __forceinline__ int segment() const { return warp(); }
+  static __device__ __forceinline__ constexpr bool holds_segment() { return true; }
   __device__ __forceinline__ uint32_t warps() const { return blocks() * blockDim.x / kWarpLanes; }
 
   // As BlockTeam's.

@@ -256,8 +256,14 @@ class Problem {
   void try_places(const std::function<Results(Where, Random&)>& compute);
 
   void name_kernel(Direction direction, MaskKind mask) {
-    const cuda::Plan plan = cuda::choose(
-        {direction, shape_.columns, element_, mask, band_.active, capability_, dropout_.active});
+    const cuda::Question question{direction, shape_.columns, element_, mask, band_.active, capability_, dropout_.active};
+    cuda::Plan plan = cuda::choose(question);
+    if (direction == Direction::forward) {
+      const int64_t segments =
+          cuda::segments_of_pair(band_, shape_.size[2] - 1, cuda::segment_columns(element_));
+      const cuda::Plan pairs = cuda::choose_pairs(question, plan, true, shape_.rows(), segments);
+      if (pairs.threads > 0) plan = pairs;
+    }
     kernel += std::string(", ") + cuda::name(plan.strategy) + (plan.blocks > 1 ? " in clusters" : "");
   }
 
@@ -317,7 +323,7 @@ void Problem::draw() {
     shape_.columns = random_.between(1, 100 * per_vector);
   }
   shape_.columns = std::max<int64_t>(shape_.columns, 1);
-  const int64_t rows = std::clamp<int64_t>(4000 / shape_.columns, 1, 300);
+  const int64_t rows = std::clamp<int64_t>(4000 / shape_.columns, 1, 300) + (random_.chance(0.5) ? 3 : 0);
   shape_.size[0] = random_.between(1, std::min<int64_t>(rows, 3));
   shape_.size[1] = random_.between(1, std::min<int64_t>(rows / shape_.size[0], 3));
   shape_.size[2] = random_.between(1, std::max<int64_t>(rows / shape_.size[0] / shape_.size[1], 1));
@@ -330,6 +336,8 @@ void Problem::draw() {
   if (band_.active) {
     if (random_.chance(0.5)) band_.begin = random_.between(-queries, shape_.columns);
     if (random_.chance(0.8)) band_.end = random_.between(-queries, shape_.columns);
+    // As a slice of a square has it: rows that can be paired.
+    if (random_.chance(0.3)) band_.end = (shape_.columns - queries) / 2 + random_.between(-1, 1);
   }
   const double scales[] = {1, 1, 0.125, 0.125, -0.7, 0};
   scale_ = random_.one_of(scales);
@@ -515,7 +523,17 @@ void Problem::forward() {
     problem.sink_probability = has_sink ? sink_probability.base() : nullptr;
     problem.before_dropout = before ? before_operand.base() : nullptr;
     problem.random_state = before ? state : nullptr;
-    expect_success(cuda::forward(problem, capability_, nullptr));
+    if (where == Where::boundaries && random.chance(0.5)) {
+      // A row's bits are the same whatever rows are there beside it.
+      for (int64_t query = 0; query < shape_.size[2]; ++query) {
+        ForwardProblem alone = problem;
+        advance(alone, problem.rows.dim[2], query);
+        alone.rows.dim[2].size = 1;
+        expect_success(cuda::forward(alone, capability_, nullptr));
+      }
+    } else {
+      expect_success(cuda::forward(problem, capability_, nullptr));
+    }
     expect_untouched(y, "y");
     expect_untouched(before_operand, "y before dropout");
     expect_untouched(sink_probability, "the sink's probability");
