@@ -95,8 +95,8 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   const int64_t mask_stride = kWhole ? mask_element_bytes(kMask, kElement) : arguments.mask_column_stride;
   const char* mask = arguments.mask + segment.place.second + segment.start * mask_stride;
   load_scores<Cache::stream, kWhole>(scores, arguments, segment.ahead.before(x, kBytesOf<kElement>),
-                                     segment.ahead.before(mask, mask_stride), segment.extent, segment.ahead,
-                                     segment.lane);
+                                     segment.ahead.before(mask, mask_stride), segment.place.inner, segment.extent,
+                                     segment.ahead, segment.lane);
 
   // Exponentials against the warp's own maximum first, so that the block meets only once.
   const Real maximum = warp_max(RowScores::maximum_of(scores.largest()));
@@ -140,7 +140,7 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
   const char* y = segment.ahead.before(arguments.y + segment.place.input + bytes, kBytesOf<kElement>);
   const char* grad =
       segment.ahead.before(arguments.grad + segment.place.second + segment.start * grad_stride, grad_stride);
-  raw.template load<Cache::stream>(arguments, y, grad, segment.extent, 0, segment.lane);
+  raw.template load<Cache::stream>(arguments, y, grad, segment.place.inner, segment.extent, 0, segment.lane);
   keep_loads_together();
   raw.settle(segment.extent, segment.ahead, 0, segment.lane);
   if constexpr (kDropout) drop(raw, arguments, team.row(), segment.start, segment.extent, segment.lane);

@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(kMaskGradientThreads)
     RawGradients<kElement, kWarpLanes, 1, false> raw;
     raw.template load<Cache::stream>(
         arguments, arguments.y + place.input + summed.input + start * kBytes,
-        arguments.grad + place.second + summed.second + (arguments.grad_expanded ? 0 : start * kBytes), extent, 0,
-        lane);
+        arguments.grad + place.second + summed.second + (arguments.grad_expanded ? 0 : start * kBytes), Inner{},
+        extent, 0, lane);
     raw.settle(extent, 0, lane);
     Real factor = 1;
     if constexpr (kDropout) {

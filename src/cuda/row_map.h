@@ -31,12 +31,20 @@ struct alignas(8) Divisor {  // so that its numbers are read together
 #endif
 };
 
+// Whether aligned loads may reach past both ends of a row, by up to kReachBytes: those bytes are the operand's too.
+struct Inner {
+  bool input;
+  bool second;
+};
+inline constexpr int64_t kReachBytes = 64;
+
 // Where a row's operands begin, relative to the problem's pointers.
 struct RowPlace {
   int64_t input;   // bytes
   int64_t second;  // bytes
   int64_t output;  // bytes
   int32_t query;   // query index
+  Inner inner;
 };
 
 // The same in units of each operand, modulo 2^32: 64-bit arithmetic takes several instructions a step.
@@ -76,6 +84,11 @@ struct RowMap {
   Divisor before[kMapDims - 1];  // q[d + 1] = before[d].quotient(row)
   RowUnits step[kMapDims];       // 0 from dims on
   int32_t unit[kQuery];          // bytes, of each operand
+  // Of the first operands: the places, in units, of rows that have the operand's bytes around them.
+  struct {
+    uint32_t first;
+    uint32_t count;
+  } inner[kOutput];
 
 #if defined(__CUDACC__)
   // Where the row's element of `values` lies. Apart from locate(), so that a row pays for it only where it is given;
@@ -109,7 +122,9 @@ struct RowMap {
       return int64_t{static_cast<int32_t>(count)} * unit[operand];
     };
     return {bytes(units.input, kInput), bytes(units.second, kSecond), bytes(units.output, kOutput),
-            static_cast<int32_t>(units.query)};
+            static_cast<int32_t>(units.query),
+            {units.input - inner[kInput].first < inner[kInput].count,
+             units.second - inner[kSecond].first < inner[kSecond].count}};
   }
 
   __device__ __forceinline__ RowPlace locate(uint32_t row) const { return place(units(row)); }
@@ -180,6 +195,18 @@ inline RowMap make_row_map(const Rows& rows, int64_t input_bytes, int64_t second
   map.unit[kInput] = static_cast<int32_t>(input * input_bytes);
   map.unit[kSecond] = static_cast<int32_t>(second * second_bytes);
   map.unit[kOutput] = static_cast<int32_t>(output * output_bytes);
+  const auto find_inner = [&](Operand operand, int64_t unit, int64_t unit_bytes) {
+    int64_t low = 0, high = 0;
+    for (int d = 0; d < rows.dims; ++d) {
+      const int64_t reach = (rows.dim[d].size - 1) * (rows.dim[d].stride[operand] / unit);
+      (reach < 0 ? low : high) += reach;
+    }
+    const int64_t margin = (kReachBytes - 1) / unit_bytes + 1;
+    map.inner[operand] = {static_cast<uint32_t>(low + margin),
+                          static_cast<uint32_t>(std::max<int64_t>(high - low - 2 * margin + 1, 0))};
+  };
+  find_inner(kInput, input, map.unit[kInput]);
+  find_inner(kSecond, second, map.unit[kSecond]);
   int64_t innermost = 1, count = 1;
   map.dims = for_each_map_dim(rows, [&](int d, const RowDim& dim, const auto& step) {
     if (d == 0) innermost = dim.size;

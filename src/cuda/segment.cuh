@@ -65,10 +65,10 @@ struct Ahead {
   }
 
   // at_edges() (vectors.cuh) of vectors of a segment: one that is full has none.
-  template <int kLanes, int kVectors, int kLength, typename Run>
+  template <int kLanes, int kVectors, int kLength, bool kWhole, typename Run>
   __device__ __forceinline__ void at_edges(const Extent& extent, int first, int lane, const Run& run) const {
     if (kPreceded && __all_sync(kFullWarp, fills(extent, kLength))) return;
-    cuda::at_edges<kLanes, kCount, kVectors, kPreceded>(extent, first, lane, run);
+    cuda::at_edges<kLanes, kCount, kVectors, kWhole, kPreceded>(extent, first, lane, run);
   }
 
   // Calls fold(edge) where a segment's end is folded: elements of the vector behind it that are before the edge then take
@@ -154,15 +154,15 @@ struct RawScores {
   // mask.
   template <Cache kCache>
   __device__ __forceinline__ void load(const ForwardArguments& arguments, const char* x_base, const char* mask_base,
-                                       const Extent& extent, int first, int lane) {
+                                       const Inner& inner, const Extent& extent, int first, int lane) {
     const uint32_t dead_x = kIsPacked ? kNegativeInfinityPair<kElement> ^ arguments.packed.flip : 0;
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kBehind>(x, x_base, arguments.x_span, extent, first, lane,
-                                                                  dead_x);
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kBehind>(x, x_base, arguments.x_span, inner.input, extent,
+                                                                  first, lane, dead_x);
     if constexpr (kMask != MaskKind::none) {
       const uint32_t dead_mask = has_addend(kMask) && kBytes != 8 ? kExcludedAddend : 0;
       if (kWhole || arguments.mask_column_stride == kMaskBytes) {
         load_vectors<kLanes, Cache::keep, kWhole, kMaskBytes, kCount, kBehind>(
-            mask, mask_base, arguments.mask_span, extent, first, lane, dead_mask);
+            mask, mask_base, arguments.mask_span, inner.second, extent, first, lane, dead_mask);
       } else {
         load_strided<kLanes, kMaskBytes, kCount, kBehind>(mask, mask_base, arguments.mask_column_stride, extent,
                                                           first, lane, dead_mask);
@@ -303,8 +303,8 @@ struct Scores {
       take_packed(raw, arguments, extent, ahead, first, lane);
     } else if constexpr (kBytesOf<kElement> == 2) {
       auto live = raw;
-      ahead.template at_edges<kLanes, kBatch, kLength>(extent, first, lane,
-                                                       [&](int k, const auto& edge) { live.exclude(k, edge); });
+      ahead.template at_edges<kLanes, kBatch, kLength, kWhole>(
+          extent, first, lane, [&](int k, const auto& edge) { live.exclude(k, edge); });
       if constexpr (kBehind != 0) {
         ahead.template at_fold<kLength>(
             extent, lane, [&](const auto& edge) { live.exclude(kBatch, edge); },
@@ -330,7 +330,7 @@ struct Scores {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) scores[i] = edge.is_live(i) ? scores[i] : kNegativeInfinity<Real>;
       };
-      ahead.template at_edges<kLanes, kBatch, kLength>(
+      ahead.template at_edges<kLanes, kBatch, kLength, kWhole>(
           extent, first, lane, [&](int k, const auto& edge) { exclude(value[first + k], edge); });
       if constexpr (kBehind != 0) {
         int begin = 0;
@@ -605,7 +605,7 @@ struct Scores {
         word = (word & live_bits) | (kExcluded & ~live_bits);
       }
     };
-    ahead.template at_edges<kLanes, kBatch, kLength>(extent, first, lane, exclude);
+    ahead.template at_edges<kLanes, kBatch, kLength, kWhole>(extent, first, lane, exclude);
     if constexpr (kBehind != 0) {
       ahead.template at_fold<kLength>(
           extent, lane, [&](const auto& edge) { exclude(kBatch, edge); }, [&](const auto& edge) { live.fold(edge); });
@@ -655,14 +655,15 @@ struct Scores {
 template <Cache kCache, bool kWhole, Element kElement, MaskKind kMask, int kVectors, bool kPreceded>
 __device__ __forceinline__ void load_scores(Scores<kElement, kMask, kWarpLanes, kVectors>& scores,
                                             const ForwardArguments& arguments, const char* x, const char* mask,
-                                            const Extent& extent, const Ahead<kElement, kPreceded>& ahead, int lane) {
+                                            const Inner& inner, const Extent& extent,
+                                            const Ahead<kElement, kPreceded>& ahead, int lane) {
   constexpr int kInFlight = is_packed(kElement, kMask) && kWhole ? kVectors : kVectorsInFlight<kMask, kWhole>;
   constexpr int kBatch = kInFlight < kVectors ? kInFlight : kVectors;
   in_batches<kVectors, kBatch>([&](auto first, auto end) {
     constexpr int kFirst = decltype(first)::value;
     constexpr int kBehind = kPreceded && kFirst == 0 ? kVectors : 0;
     RawScores<kElement, kMask, kWarpLanes, decltype(end)::value - kFirst, kWhole, kBehind> raw;
-    raw.template load<kCache>(arguments, x, mask, extent, kFirst, lane);
+    raw.template load<kCache>(arguments, x, mask, inner, extent, kFirst, lane);
     keep_loads_together();
     scores.take(raw, arguments, extent, ahead, kFirst, lane);
   });
@@ -683,13 +684,14 @@ struct RawGradients {
   // Vectors first, first + 1, ... and kBehind.
   template <Cache kCache, typename Arguments>
   __device__ __forceinline__ void load(const Arguments& arguments, const char* y_base, const char* grad_base,
-                                       const Extent& extent, int first, int lane) {
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kBehind>(y, y_base, arguments.y_span, extent, first, lane, 0);
+                                       const Inner& inner, const Extent& extent, int first, int lane) {
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kBehind>(y, y_base, arguments.y_span, inner.input, extent,
+                                                                  first, lane, 0);
     if (!kWhole && arguments.grad_expanded) {
       load_strided<kLanes, kBytes, kCount, kBehind>(grad, grad_base, 0, extent, first, lane, 0);
     } else {
-      load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kBehind>(grad, grad_base, arguments.grad_span, extent, first,
-                                                                    lane, 0);
+      load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kBehind>(grad, grad_base, arguments.grad_span, inner.second,
+                                                                    extent, first, lane, 0);
     }
   }
 
@@ -702,7 +704,7 @@ struct RawGradients {
 #pragma unroll
       for (int w = 0; w < 4; ++w) y[k][0].word[w] &= edge.template live_bits<kBytes>(w);
     };
-    ahead.template at_edges<kLanes, kVectors, kLanes * kVectors * kCount>(extent, first, lane, exclude);
+    ahead.template at_edges<kLanes, kVectors, kLanes * kVectors * kCount, kWhole>(extent, first, lane, exclude);
     if constexpr (kBehind != 0) {
       ahead.template at_fold<kLanes * kVectors * kCount>(
           extent, lane, [&](const auto& edge) { exclude(kVectors, edge); },

@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kStreamThreads)
     const Extent extent = chunks.extent(chunk);
     if (extent.begin >= extent.end) continue;
     RowScores scores;
-    load_scores<Cache::keep, kWhole>(scores, arguments, x + start * kBytes, mask + start * mask_stride, extent,
-                                     Ahead<kElement, false>{}, lane);
+    load_scores<Cache::keep, kWhole>(scores, arguments, x + start * kBytes, mask + start * mask_stride, place.inner,
+                                     extent, Ahead<kElement, false>{}, lane);
     const Real larger = fmax(maximum, RowScores::maximum_of(scores.largest()));
     if (larger > maximum) {
       sum.sum = exponent.rescale(sum.sum, maximum, larger);
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kStreamThreads)
     if (extent.last == 0) continue;
     RowScores scores;
     if (extent.begin < extent.end) {
-      load_scores<Cache::stream, kWhole>(scores, arguments, x + start * kBytes, mask + start * mask_stride, extent,
-                                         Ahead<kElement, false>{}, lane);
+      load_scores<Cache::stream, kWhole>(scores, arguments, x + start * kBytes, mask + start * mask_stride, place.inner,
+                                         extent, Ahead<kElement, false>{}, lane);
     }
     scores.exponentiate(shift, exponent, extent, lane);
     Chunk<16> result[kStreamVectors];
@@ -130,7 +130,8 @@ __global__ void __launch_bounds__(kStreamThreads)
     const Extent extent = chunks.extent(chunk);
     if (extent.begin >= extent.end) continue;
     RawGradients<kElement, kWarpLanes, kStreamVectors, kWhole> raw;
-    raw.template load<Cache::keep>(arguments, y + start * kBytes, grad + start * grad_stride, extent, 0, lane);
+    raw.template load<Cache::keep>(arguments, y + start * kBytes, grad + start * grad_stride, place.inner, extent,
+    0, lane);
     raw.settle(extent, 0, lane);
     if constexpr (kDropout) drop(raw, arguments, blockIdx.x, start, extent, lane);
     sum += raw.dot(Ahead<kElement, false>{}, lane);
@@ -148,7 +149,8 @@ __global__ void __launch_bounds__(kStreamThreads)
     const Extent extent = chunks.extent(chunk);
     if (extent.last == 0) continue;
     RawGradients<kElement, kWarpLanes, kStreamVectors, kWhole> raw;
-    raw.template load<Cache::stream>(arguments, y + start * kBytes, grad + start * grad_stride, extent, 0, lane);
+    raw.template load<Cache::stream>(arguments, y + start * kBytes, grad + start * grad_stride, place.inner, extent,
+    0, lane);
     raw.settle(extent, 0, lane);
     if constexpr (kDropout) drop(raw, arguments, blockIdx.x, start, extent, lane);
     Chunk<16> result[kStreamVectors];

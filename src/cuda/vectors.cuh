@@ -236,21 +236,23 @@ struct EdgeElements {
   }
 };
 
-// Calls run(k, edge) for the vectors first + k, k < kVectors, of a lane that may be live in part. `extent` is the
-// segment's. Where a lane has several vectors, every lane of the warp calls it.
-template <int kLanes, int kCount, int kVectors, bool kPreceded, typename Run>
+// Calls run(k, edge) for the vectors first + k, k < kVectors, of a lane that may be live in part, or, unless rows are
+// whole, hold what load_vectors() read for a lane with nothing live. `extent` is the segment's. Where a lane has several
+// vectors, every lane of the warp calls it.
+template <int kLanes, int kCount, int kVectors, bool kWhole, bool kPreceded, typename Run>
 __device__ __forceinline__ void at_edges(const Extent& extent, int first, int lane, const Run& run) {
   const auto vector = [&](auto before, int limit, int k) {
     const int count = limit - ((first + k) * kLanes + lane) * kCount;
     run(k, EdgeElements<decltype(before)::value>{max(0, min(count, kCount))});
   };
   const auto edge = [&](auto before, int limit) {
+    constexpr int kLength = kLanes * kCount;
+    constexpr int kGrain = kWhole ? kCount : kLength;
     if constexpr (kVectors == 1) {
-      if (limit % kCount != 0) vector(before, limit, 0);
+      if (limit % kGrain != 0) vector(before, limit, 0);
     } else if constexpr (kLanes == kWarpLanes) {
-      constexpr int kLength = kLanes * kCount;
       constexpr bool kBefore = decltype(before)::value;
-      if (limit % kCount == 0) return;
+      if (limit % kGrain == 0) return;
       if constexpr (!kPreceded) {
         // Fewest registers.
         const uint32_t at = static_cast<uint32_t>(limit) / kLength;  // far outside for negative limits
@@ -272,7 +274,7 @@ __device__ __forceinline__ void at_edges(const Extent& extent, int first, int la
         keep_apart<k>();
         return true;
       });
-    } else if (__any_sync(kFullWarp, limit % kCount != 0)) {
+    } else if (__any_sync(kFullWarp, limit % kGrain != 0)) {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) vector(before, limit, k);
     }
@@ -332,13 +334,14 @@ template <int kVectors, int kBehind>
 inline constexpr int kHeldOf = kVectors + (kBehind != 0 ? 1 : 0);
 
 // Loads vectors first, first + 1, ... (in steps of kLanes) of a segment whose column 0 is at `base`, and the one behind.
-// Vectors without a live column are not read, their words are `dead`, or anything behind; other cells outside the live
-// columns hold anything.
+// Vectors without a live column are not read, and their words are `dead`: a lane's where rows are whole, those of all its
+// lanes elsewhere. Other cells outside the live columns hold anything, as does the vector behind where there is none.
+// `inner`: as in RowPlace.
 template <int kLanes, Cache kCache, bool kWhole, int kElementBytes, int kCount, int kBehind = 0, int kHeld,
           typename S = Shape<kElementBytes, kCount>>
 __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::kPieces], const char* segment_base,
-                                             const Span& span, const Extent& segment_extent, int first, int lane,
-                                             uint32_t dead) {
+                                             const Span& span, bool inner, const Extent& segment_extent, int first,
+                                             int lane, uint32_t dead) {
   constexpr int kVectors = kBehind != 0 ? kHeld - 1 : kHeld;
   constexpr int kPieceCount = S::kPieceCount;
   constexpr int kChunkBytes = S::kChunkBytes;
@@ -347,117 +350,125 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
   const Extent extent = segment_extent.moved(lane * kCount);
   const auto column = [&](int k, int p) { return (k < kVectors ? first + k : kBehind) * kLength + p * kPieceCount; };
   const auto fill = [&](int k, int p) { out[k][p] = filled_with<kChunkBytes>(k < kVectors ? dead : 0); };
-  const auto load_live = [&](int k) {
+  const auto load = [&](int k, int p) {
+    out[k][p] = load_aligned<kChunkBytes, kCache>(base + column(k, p) * kElementBytes);
+  };
+  const auto load_live = [&](int k, int p) {
+    fill(k, p);
+    if (extent.any_live(column(k, p), kPieceCount)) load(k, p);
+  };
+  // Calls each(k, p) for pieces of vectors [kBegin, kEnd).
+  const auto for_pieces = [&](auto begin, auto end, const auto& each) {
 #pragma unroll
-    for (int p = 0; p < S::kPieces; ++p) {
-      const int a = column(k, p);
-      fill(k, p);
-      if (extent.any_live(a, kPieceCount)) {
-        out[k][p] = load_aligned<kChunkBytes, kCache>(base + a * kElementBytes);
-      }
+    for (int k = decltype(begin)::value; k < decltype(end)::value; ++k) {
+#pragma unroll
+      for (int p = 0; p < S::kPieces; ++p) each(k, p);
     }
   };
-  const auto load_all = [&](int k) {
-#pragma unroll
-    for (int p = 0; p < S::kPieces; ++p) {
-      out[k][p] = load_aligned<kChunkBytes, kCache>(base + column(k, p) * kElementBytes);
-    }
-  };
+  constexpr std::integral_constant<int, 0> begin_of_own;
+  constexpr std::integral_constant<int, kVectors> end_of_own;
   if constexpr (kWhole) {
     // With one vector a lane, a warp may come here in part.
     if (kVectors > 1 && __all_sync(kFullWarp, segment_extent.all_live(first * kLength, kVectors * kLength))) {
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) load_all(k);
+      for_pieces(begin_of_own, end_of_own, load);
     } else {
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) load_live(k);
+      for_pieces(begin_of_own, end_of_own, load_live);
     }
     return;
   }
-  const uintptr_t address = reinterpret_cast<uintptr_t>(base);
-  const uintptr_t row_begin = address + int64_t{extent.first} * kElementBytes;
-  const uintptr_t row_end = address + int64_t{extent.last} * kElementBytes;
-  const uintptr_t mask = kChunkBytes - 1;
-  const bool ends_inside = row_end <= (span.high & ~mask);
-  const bool inside = row_begin >= ((span.low + mask) & ~mask) && ends_inside;
-  const int shift = static_cast<int>(address & mask);
-  // Few segments begin late or end early: all lanes read all vectors but the last ones. None reads before its base.
-  constexpr int kSure = kVectors - (kVectors + 2) / 4;
-  const auto reaches = [&](int vectors) { return segment_extent.end > (first + vectors) * kLength - kPieceCount; };
-  const bool sure = address >= span.low && ends_inside && shift == 0 &&
-                    segment_extent.begin < first * kLength + kPieceCount && reaches(kSure);
-  if (kVectors > 1 && __all_sync(kFullWarp, sure)) {
+  constexpr uintptr_t kMask = kChunkBytes - 1;
+  const auto segment_address = reinterpret_cast<uintptr_t>(segment_base);
+  const int shift = static_cast<int>(segment_address & kMask);
+  const char* boundary = segment_base - shift;
+  constexpr std::integral_constant<int, kHeld> end_of_all;
+  const bool has_behind = kBehind != 0 && segment_extent.end > kBehind * kLength;
+  const int end_of_live = has_behind ? segment_extent.end : min(segment_extent.end, (first + kVectors) * kLength);
+  const int last = (end_of_live - 1) & -kPieceCount;  // where the last piece with a live column begins
+  // Whether the aligned vectors that overlap the live columns lie inside the operand.
+  bool inside = inner;
+  if (!inner) {
+    const uintptr_t first_load = segment_address - shift;
+    inside = (first_load >= span.low) &
+             (first_load + last * kElementBytes + (shift == 0 ? kChunkBytes : 2 * kChunkBytes) <= span.high);
+  }
+  // A warp with one row takes one way, and is told so.
+  constexpr bool kOneRow = kLanes == kWarpLanes && kVectors > 1;
+  const auto all_of = [&](bool value) { return kOneRow ? static_cast<bool>(__all_sync(kFullWarp, value)) : value; };
+  if (!all_of(inside)) {
+    // Few rows, and few segments of them.
+    for_pieces(begin_of_own, end_of_all, [&](int k, int p) {
+      const int a = column(k, p);
+      fill(k, p);
+      if (!extent.any_live(a, kPieceCount)) return;
+      out[k][p] = typename S::Piece{};
 #pragma unroll
-    for (int k = 0; k < kSure; ++k) load_all(k);
-    if (__all_sync(kFullWarp, reaches(kVectors))) {
-#pragma unroll
-      for (int k = kSure; k < kVectors; ++k) load_all(k);
-    } else {
-#pragma unroll
-      for (int k = kSure; k < kVectors; ++k) load_live(k);
-    }
-    if constexpr (kBehind != 0) load_live(kVectors);
-  } else if (!inside) {
-    // A row at an edge of its operand, where an aligned vector may reach past it.
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-#pragma unroll
-      for (int p = 0; p < S::kPieces; ++p) {
-        const int a = column(k, p);
-        fill(k, p);
-        if (extent.any_live(a, kPieceCount)) {
-          out[k][p] = typename S::Piece{};
-#pragma unroll
-          for (int i = 0; i < kPieceCount; ++i) {
-            if (extent.any_live(a + i, 1)) {
-              load_element<kElementBytes>(out[k][p], i, base + (a + i) * kElementBytes);
-            }
-          }
-        }
+      for (int i = 0; i < kPieceCount; ++i) {
+        if (extent.any_live(a + i, 1)) load_element<kElementBytes>(out[k][p], i, base + (a + i) * kElementBytes);
       }
-    }
-  } else if (shift == 0) {
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) load_live(k);
-  } else if constexpr (kChunkBytes > kElementBytes) {
-    // A few at a time: each takes twice its registers until it is shifted.
-    const int shift_count = shift / kElementBytes;
-    const char* aligned = base - shift;
-    typename S::Piece high[kHeld][S::kPieces];
-    in_batches<kHeld, 4 * kVectorBytes / S::kBytes>([&](auto begin, auto end) {
-      if (decltype(begin)::value == kVectors && !extent.any_live(kBehind * kLength, kCount)) return;
-#pragma unroll
-      for (int k = decltype(begin)::value; k < decltype(end)::value; ++k) {
-#pragma unroll
-        for (int p = 0; p < S::kPieces; ++p) {
-          const int a = column(k, p);
-          fill(k, p);
-          high[k][p] = out[k][p];
-          if (extent.any_live(a, kPieceCount)) {
-            // The row may begin after the first vector ends, or end before the second one begins.
-            if (a + kPieceCount - shift_count > extent.first) {
-              out[k][p] = load_aligned<kChunkBytes, Cache::keep>(aligned + a * kElementBytes);
-            }
-            if (a + kPieceCount - shift_count < extent.last) {
-              high[k][p] = load_aligned<kChunkBytes, Cache::keep>(aligned + a * kElementBytes + kChunkBytes);
-            }
-          }
-        }
-      }
-      with_word_shift<kChunkBytes>(shift, [&](auto word_shift) {
-#pragma unroll
-        for (int k = decltype(begin)::value; k < decltype(end)::value; ++k) {
-#pragma unroll
-          for (int p = 0; p < S::kPieces; ++p) {
-            if constexpr (kChunkBytes < 4) {
-              out[k][p] = realign<kElementBytes>(out[k][p], high[k][p], shift);
-            } else {
-              out[k][p] = realign_words<kElementBytes, word_shift>(out[k][p], high[k][p], 8 * (shift & 3));
-            }
-          }
+    });
+    return;
+  }
+  // The second one of each piece, where two overlap it.
+  typename S::Piece high[kHeld][S::kPieces];
+  const auto read = [&](int k, int p, const char* from) { out[k][p] = load_aligned<kChunkBytes, kCache>(from); };
+  const auto read_two = [&](int k, int p, const char* from) {
+    out[k][p] = load_aligned<kChunkBytes, Cache::keep>(from);
+    high[k][p] = load_aligned<kChunkBytes, Cache::keep>(from + kChunkBytes);
+  };
+  const auto realign_all = [&](auto begin, auto end) {
+    with_word_shift<kChunkBytes>(shift, [&](auto word_shift) {
+      for_pieces(begin, end, [&](int k, int p) {
+        if constexpr (kChunkBytes < 4) {
+          out[k][p] = realign<kElementBytes>(out[k][p], high[k][p], shift);
+        } else {
+          out[k][p] = realign_words<kElementBytes, word_shift>(out[k][p], high[k][p], 8 * (shift & 3));
         }
       });
     });
+  };
+  const auto place = [&](int a) { return boundary + int64_t{min(a, last)} * kElementBytes; };
+  const auto read_batch = [&](auto begin, auto end, const auto& each) {
+    constexpr int kEnd = decltype(end)::value;
+    // Few segments begin late or end early.
+    const bool all = (segment_extent.begin < (first + 1) * kLength) &
+                     (segment_extent.end > (first + kEnd) * kLength - kPieceCount);
+    if (all_of(all)) {
+      for_pieces(begin, end, [&](int k, int p) { each(k, p, base - shift + column(k, p) * kElementBytes); });
+    } else {
+      // All lanes read a vector with a live column: what lies past the last one is read there instead.
+      for_pieces(begin, end, [&](int k, int p) {
+        if (segment_extent.any_live((first + k) * kLength, kLength)) {
+          each(k, p, place(column(k, p) + lane * kCount));
+        } else {
+          fill(k, p);
+          high[k][p] = out[k][p];
+        }
+      });
+    }
+  };
+  // Of few segments, for their first lane.
+  const auto read_behind = [&](const auto& each) {
+    for_pieces(end_of_own, end_of_all, [&](int k, int p) { each(k, p, place(column(k, p))); });
+  };
+  // The last vectors by themselves: most segments that end early do there.
+  constexpr int kFirst = kVectors - (kVectors + 2) / 4;
+  if (all_of(shift == 0)) {
+    in_batches<kFirst, kVectors>([&](auto begin, auto end) { read_batch(begin, end, read); });
+    in_batches<kVectors, kVectors, kFirst>([&](auto begin, auto end) { read_batch(begin, end, read); });
+    if (has_behind) read_behind(read);
+  } else if constexpr (kChunkBytes > kElementBytes) {
+    // A few at a time: each takes twice its registers until it is realigned.
+    constexpr int kMost = 4 * kVectorBytes / S::kBytes;
+    const auto read_shifted = [&](auto begin, auto end) {
+      read_batch(begin, end, read_two);
+      realign_all(begin, end);
+    };
+    in_batches<kFirst, kMost>(read_shifted);
+    in_batches<kVectors, kMost, kFirst>(read_shifted);
+    if (has_behind) {
+      read_behind(read_two);
+      realign_all(end_of_own, end_of_all);
+    }
   }
 }
 

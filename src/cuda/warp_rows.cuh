@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   for (int r = 0; r < kRows; ++r) {
     const char* x = rows.ahead[r].before(arguments.x + rows.place[r].input, kBytesOf<kElement>);
     const char* mask = rows.ahead[r].before(arguments.mask + rows.place[r].second, arguments.mask_column_stride);
-    raw[r].template load<Cache::stream>(arguments, x, mask, rows.extent[r], 0, lane);
+    raw[r].template load<Cache::stream>(arguments, x, mask, rows.place[r].inner, rows.extent[r], 0, lane);
   }
   keep_loads_together();
 
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
     const int grad_stride = arguments.grad_expanded ? 0 : kBytesOf<kElement>;
     const char* y = rows.ahead[r].before(arguments.y + rows.place[r].input, kBytesOf<kElement>);
     const char* grad = rows.ahead[r].before(arguments.grad + rows.place[r].second, grad_stride);
-    raw[r].template load<Cache::stream>(arguments, y, grad, rows.extent[r], 0, lane);
+    raw[r].template load<Cache::stream>(arguments, y, grad, rows.place[r].inner, rows.extent[r], 0, lane);
   }
   keep_loads_together();
 
