@@ -600,7 +600,8 @@ template <int kLanes, int kElementBytes, int kVectors>
 __device__ __forceinline__ void store_preceded(char* boundary, const Chunk<16> (&value)[kVectors],
                                                const Extent& segment_extent, int ahead, int lane) {
   constexpr int kCount = kVectorBytes / kElementBytes;
-  __shared__ Vector edges[kBlockThreads / kLanes][2];
+  constexpr int kThreads = kLanes < kWarpLanes ? kWarpRowsThreads : kBlockThreads;  // of the largest block
+  __shared__ Vector edges[kThreads / kLanes][2];
   Vector(&edge)[2] = edges[threadIdx.x / kLanes];
   char* base = const_cast<char*>(one_address(boundary + lane * kVectorBytes));
   const int last = segment_extent.last;
