@@ -134,12 +134,10 @@ constexpr int64_t shared_operand_bytes(int64_t columns, int bytes) {
   return (columns * bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes + 6 * kVectorBytes;
 }
 
-// Vectors of a lane of block_row or stream_row whose loads are in flight together, forward: all that the
-// registers of the largest block allow without spilling. A float32 mask for 16-bit elements takes twice the registers
-// of those, and so do float masks that are realigned.
-template <MaskKind kMask, bool kWhole>
-inline constexpr int kVectorsInFlight =
-    4 / ((kMask == MaskKind::float32 ? 2 : 1) * (has_addend(kMask) && !kWhole ? 2 : 1));
+// Vectors of a lane of block_row or stream_row whose loads are in flight together, forward: all that the registers of the
+// largest block allow without spilling. A float32 mask for 16-bit elements takes twice the registers of those.
+template <MaskKind kMask>
+inline constexpr int kVectorsInFlight = kMask == MaskKind::float32 ? 2 : 4;
 
 // stream_row takes 4 vectors a lane at a time, as many as stay in flight in the register budget of 512 threads.
 inline constexpr int kStreamVectors = 4;

@@ -458,13 +458,15 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
     if (has_behind) read_behind(read);
   } else if constexpr (kChunkBytes > kElementBytes) {
     // A few at a time: each takes twice its registers until it is realigned.
-    constexpr int kMost = 4 * kVectorBytes / S::kBytes;
-    const auto read_shifted = [&](auto begin, auto end) {
-      read_batch(begin, end, read_two);
+    in_batches<kVectors, 4 * kVectorBytes / S::kBytes>([&](auto begin, auto end) {
+      constexpr int kBegin = decltype(begin)::value;
+      constexpr int kEnd = decltype(end)::value;
+      constexpr int kCut = kBegin < kFirst && kFirst < kEnd ? kFirst : kEnd;
+      constexpr std::integral_constant<int, kCut> cut;
+      read_batch(begin, cut, read_two);
+      if constexpr (kCut < kEnd) read_batch(cut, end, read_two);
       realign_all(begin, end);
-    };
-    in_batches<kFirst, kMost>(read_shifted);
-    in_batches<kVectors, kMost, kFirst>(read_shifted);
+    });
     if (has_behind) {
       read_behind(read_two);
       realign_all(end_of_own, end_of_all);
