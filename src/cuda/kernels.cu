@@ -115,8 +115,7 @@ cudaError_t launch_piece(const Question& question, const Plan& own, const Forwar
     whole = whole && piece.mask_column_stride == 1 &&
             whole_rows(piece.mask, piece.rows, kSecond, mask_bytes, piece.columns, per_vector);
   }
-  const int64_t segments = segments_of_pair(piece.band, last_query(piece.rows), segment_columns(piece.element));
-  const Plan pairs = choose_pairs(question, own, whole, piece.rows.count(), segments);
+  const Plan pairs = choose_pairs(question, own, whole, piece.rows.count(), piece.band, last_query(piece.rows));
   const Plan& plan = pairs.threads > 0 ? pairs : own;
   auto arguments = common_arguments<ForwardArguments>(plan, piece, mask_bytes);
   arguments.x = static_cast<const char*>(piece.x);

@@ -93,7 +93,7 @@ auto forward_kernel(const Plan& plan) {
   if constexpr (compiled(kElement, Strategy::cluster_row, kDropout)) {
     cluster_row = cluster_row_forward<kElement, kMask, kWhole>;
   }
-  if constexpr (compiled_for_pairs(kElement, kMask) && !kDropout) {
+  if constexpr (compiled_for_pairs(kElement, kMask, kWhole) && !kDropout) {
     pair_rows = pair_rows_forward<kElement, kMask, kWhole>;
   }
   if constexpr (compiled(kElement, Strategy::shared_row, kDropout)) {

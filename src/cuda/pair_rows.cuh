@@ -211,12 +211,13 @@ __device__ __forceinline__ void write_outside(const ForwardArguments& arguments,
 }
 
 template <Element kElement, MaskKind kMask, bool kWhole>
-__global__ void __launch_bounds__(pair_threads(kWhole), kBlocksResident)
+__global__ void __launch_bounds__(pair_threads(kMask, kWhole), pairs_resident(kMask))
     pair_rows_forward(const __grid_constant__ ForwardArguments arguments) {
   using Real = Accumulate<kElement>;
-  constexpr int kLength = segment_columns(kElement);
+  constexpr int kVectors = kClusterVectors<kMask>;
+  constexpr int kLength = kWarpLanes * kVectors * kCountOf<kElement>;
   const PairTeam<Real, kLength> team(arguments);
-  if constexpr (kWhole) {
+  if constexpr (kWhole && has_addend(kMask)) {
     if (team.thread() == 0) {
       const uint32_t rows = arguments.rows.rows;
       prefetch_later(arguments.mask_prefetch, team.pair(), rows / 2, [&](uint32_t later) {
@@ -225,9 +226,9 @@ __global__ void __launch_bounds__(pair_threads(kWhole), kBlocksResident)
       });
     }
   }
-  hold_row_forward<kElement, kMask, kBlockVectors, kWhole, false>(arguments, team);
+  hold_row_forward<kElement, kMask, kVectors, kWhole, false>(arguments, team);
   write_outside<kElement, kWhole>(arguments, team, kLength,
-                                  typename Scores<kElement, kMask, kWarpLanes, kBlockVectors>::Exponent{arguments.packed});
+                                  typename Scores<kElement, kMask, kWarpLanes, kVectors>::Exponent{arguments.packed});
 }
 
 }  // namespace sms::cuda

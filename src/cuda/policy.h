@@ -50,11 +50,6 @@ inline constexpr int kWarpRowsThreads = 128;
 // columns, .97 at 4,096, .98 at 8,192 and 16,384.
 inline constexpr int kBlockVectors = 4;
 
-// What a warp of block_row or pair_rows holds of a row.
-SMS_HOST_DEVICE constexpr int segment_columns(Element element) {
-  return kWarpLanes * kBlockVectors * (kVectorBytes / element_bytes(element));
-}
-
 inline constexpr int kBlockThreads = 512;  // at most
 inline constexpr int kBlocksResident = 2;  // the register budget: 65,536 / (512 * 2) on every architecture
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -103,9 +98,13 @@ SMS_HOST_DEVICE constexpr int cluster_vectors(Direction direction, MaskKind mask
 SMS_HOST_DEVICE constexpr int cluster_warps(int lane_vectors) { return lane_vectors == kBlockVectors ? 12 : 8; }
 inline constexpr int kClusterBlocks = 8;  // at most: what every device with clusters can schedule
 
-// Threads of a block of pair_rows, at most. Two causal rows that have as many live columns together as one row has columns
-// touch a segment more; rows that are not whole take the registers of as many threads as a block of block_row has.
-SMS_HOST_DEVICE constexpr int pair_threads(bool whole) { return kBlockThreads + (whole ? kWarpLanes : 0); }
+// A block of pair_rows: threads, at most, and how many of it the register budget lets a multiprocessor have. Two causal
+// rows that have as many live columns together as one row has columns touch a segment more than that. Float masks that are
+// not whole take the registers of as many threads as a block of block_row has.
+SMS_HOST_DEVICE constexpr int pair_threads(MaskKind mask, bool whole) {
+  return has_addend(mask) ? kBlockThreads + (whole ? kWarpLanes : 0) : (cluster_warps(2 * kBlockVectors) + 1) * kWarpLanes;
+}
+SMS_HOST_DEVICE constexpr int pairs_resident(MaskKind mask) { return has_addend(mask) ? kBlocksResident : 3; }
 
 // Threads of a block of shared_row, and how many blocks the register budget lets a multiprocessor have. Measured as
 // above: .84 at 65,536 columns in clusters of two (.74 with 512 threads), .81 at 131,072 in clusters of four (.79 in
@@ -184,8 +183,9 @@ constexpr bool compiled(Element element, Strategy strategy, bool dropout) {
   }
 }
 
-constexpr bool compiled_for_pairs(Element element, MaskKind mask) {
-  return element != Element::float64 && has_addend(mask);
+// Rows without a float mask are fast enough in a block, and rare where they are not whole.
+constexpr bool compiled_for_pairs(Element element, MaskKind mask, bool whole) {
+  return element != Element::float64 && (has_addend(mask) || whole);
 }
 
 inline constexpr Strategy kLongStrategies[] = {Strategy::block_row, Strategy::cluster_row, Strategy::shared_row,
@@ -296,21 +296,25 @@ constexpr int64_t segments_of_pair(const Band& band, int64_t queries, int64_t le
   return std::min(std::max(touched(queries + 2 * band.end), of_one), of_windows);
 }
 
-// The plan for pairs of rows, of which each pair has live columns in at most `segments` segments, if a forward row's own
-// plan and their number allow it; no threads otherwise. Segments, and so a row's bits, are those of its own plan.
-inline Plan choose_pairs(const Question& question, const Plan& plan, bool whole, int64_t rows, int64_t segments) {
-  const bool holds_segments = plan.strategy == Strategy::block_row || plan.strategy == Strategy::cluster_row;
-  if (!question.band || !holds_segments || question.dropout || rows < kPairedRows ||
-      !compiled_for_pairs(question.element, question.mask) ||
-      segments > (question.columns - 1) / segment_columns(question.element) + 2) {
+// The plan for `rows` rows in pairs, if a forward row's own plan allows it, and two of them hardly more live columns than
+// one has columns; no threads otherwise. `queries` is the sum of a pair's query indices. Segments, and so a row's bits, are
+// those of its own plan.
+inline Plan choose_pairs(const Question& question, const Plan& own, bool whole, int64_t rows, const Band& band,
+                         int64_t queries) {
+  const bool holds_segments = own.strategy == Strategy::block_row || own.strategy == Strategy::cluster_row;
+  if (!question.band || !holds_segments || own.vectors != cluster_vectors(Direction::forward, question.mask) ||
+      question.dropout || rows < kPairedRows || !compiled_for_pairs(question.element, question.mask, whole)) {
     return {};
   }
+  const int64_t length = kWarpLanes * own.vectors * (kVectorBytes / element_bytes(question.element));
+  const int64_t segments = segments_of_pair(band, queries, length);
+  if (segments > (question.columns - 1) / length + 2) return {};
   for (int blocks = 1; blocks <= (question.capability >= 90 ? kClusterBlocks : 1); blocks *= 2) {
     const int64_t warps = (std::max<int64_t>(segments, 1) - 1) / blocks + 1;
-    const bool most = blocks == 1 || blocks == kClusterBlocks;
-    if (warps > (most ? pair_threads(whole) / kWarpLanes : cluster_warps(kBlockVectors))) continue;
+    const bool all = !has_addend(question.mask) || blocks == 1 || blocks == kClusterBlocks;
+    if (warps > (all ? pair_threads(question.mask, whole) / kWarpLanes : cluster_warps(own.vectors))) continue;
     const int threads = static_cast<int>(warps) * kWarpLanes;
-    return {Strategy::pair_rows, threads * blocks, kBlockVectors, 1, threads, blocks, 0};
+    return {Strategy::pair_rows, threads * blocks, own.vectors, 1, threads, blocks, 0};
   }
   return {};
 }
@@ -354,7 +358,7 @@ struct Kernel {
       case Strategy::warp_rows: return kWarpRowsThreads;
       case Strategy::block_row: return dropout ? kDropoutBlockThreads : kBlockThreads;
       case Strategy::cluster_row: return kBlockThreads;
-      case Strategy::pair_rows: return pair_threads(whole);
+      case Strategy::pair_rows: return pair_threads(mask, whole);
       case Strategy::shared_row: return kSharedThreads;
       case Strategy::stream_row: return kStreamThreads;
       case Strategy::sum_rows: return kMaskGradientThreads;
@@ -403,7 +407,7 @@ inline std::vector<Kernel> all_kernels() {
             if (!compiled(element, strategy, false)) continue;
             kernels.push_back({direction, element, mask, strategy, 0, 0, 0, whole, false});
           }
-          if (direction == Direction::forward && compiled_for_pairs(element, mask)) {
+          if (direction == Direction::forward && compiled_for_pairs(element, mask, whole)) {
             kernels.push_back({direction, element, mask, Strategy::pair_rows, 0, 0, 0, whole, false});
           }
         }

@@ -259,9 +259,7 @@ class Problem {
     const cuda::Question question{direction, shape_.columns, element_, mask, band_.active, capability_, dropout_.active};
     cuda::Plan plan = cuda::choose(question);
     if (direction == Direction::forward) {
-      const int64_t segments =
-          cuda::segments_of_pair(band_, shape_.size[2] - 1, cuda::segment_columns(element_));
-      const cuda::Plan pairs = cuda::choose_pairs(question, plan, true, shape_.rows(), segments);
+      const cuda::Plan pairs = cuda::choose_pairs(question, plan, true, shape_.rows(), band_, shape_.size[2] - 1);
       if (pairs.threads > 0) plan = pairs;
     }
     kernel += std::string(", ") + cuda::name(plan.strategy) + (plan.blocks > 1 ? " in clusters" : "");
