@@ -144,7 +144,7 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
   keep_loads_together();
   raw.settle(segment.extent, segment.ahead, 0, segment.lane);
   if constexpr (kDropout) drop(raw, arguments, team.row(), segment.start, segment.extent, segment.lane);
-  Real dot = raw.dot(segment.ahead, segment.lane);
+  Real dot = raw.dot(segment.extent, segment.ahead, segment.lane);
   raw.keep_packed();
   dot = team.sum(warp_sum(dot));
   if (arguments.dots.given) {

@@ -39,11 +39,11 @@ cudaError_t launch(void (*kernel)(Arguments), const Plan& plan, const Arguments&
 }
 
 // Calls visit(constant I) for every index I of the shapes that are compiled for this.
-template <Direction kDirection, Element kElement, MaskKind kMask, bool kDropout, size_t... I, typename Visit>
+template <Element kElement, MaskKind kMask, bool kDropout, size_t... I, typename Visit>
 void for_each_warp_shape(std::index_sequence<I...>, const Visit& visit) {
   const auto one = [&](auto index) {
     constexpr WarpShape shape = kWarpShapes[index];
-    if constexpr (kDropout ? compiled_for_dropout(kElement, shape) : compiled(kDirection, kElement, kMask, shape)) {
+    if constexpr (kDropout ? compiled_for_dropout(kElement, shape) : compiled(kElement, kMask, shape)) {
       visit(index);
     }
   };
@@ -51,13 +51,13 @@ void for_each_warp_shape(std::index_sequence<I...>, const Visit& visit) {
 }
 
 // The kernel of `plan`, null if there is none; warp_rows(I) is that of shape I.
-template <Direction kDirection, Element kElement, MaskKind kMask, bool kDropout, typename Kernel, typename WarpRows>
+template <Element kElement, MaskKind kMask, bool kDropout, typename Kernel, typename WarpRows>
 Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, Kernel cluster_row, Kernel pair_rows,
                  Kernel shared_row, Kernel stream_row) {
   Kernel kernel = nullptr;
   switch (plan.strategy) {
     case Strategy::warp_rows:
-      for_each_warp_shape<kDirection, kElement, kMask, kDropout>(
+      for_each_warp_shape<kElement, kMask, kDropout>(
           std::make_index_sequence<std::size(kWarpShapes)>{}, [&](auto index) {
             constexpr WarpShape shape = kWarpShapes[index];
             if (plan.lanes == shape.lanes && plan.vectors == shape.vectors && plan.rows == shape.rows) {
@@ -100,7 +100,7 @@ auto forward_kernel(const Plan& plan) {
     shared_row = shared_row_forward<kElement, kMask, kWhole>;
   }
   const Kernel stream_row = stream_row_forward<kElement, kMask, kWhole, kDropout>;
-  return kernel_of<Direction::forward, kElement, kMask, kDropout>(plan, warp_rows, block_row, cluster_row, pair_rows,
+  return kernel_of<kElement, kMask, kDropout>(plan, warp_rows, block_row, cluster_row, pair_rows,
                                                                  shared_row, stream_row);
 }
 
@@ -125,7 +125,7 @@ auto backward_kernel(const Plan& plan) {
   }
   const Kernel stream_row = stream_row_backward<kElement, kWhole, kDropout>;
   const Kernel pair_rows = nullptr;
-  return kernel_of<Direction::backward, kElement, MaskKind::none, kDropout>(plan, warp_rows, block_row, cluster_row,
+  return kernel_of<kElement, MaskKind::none, kDropout>(plan, warp_rows, block_row, cluster_row,
                                                                            pair_rows, shared_row, stream_row);
 }
 

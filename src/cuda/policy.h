@@ -150,10 +150,8 @@ inline constexpr int kKeepThreads = 256;
 // What is compiled: float64 rows are rare, so one shape of warp_rows serves them; the other elements get every shape.
 // Masks multiply forward kernels only. Everything else (band, column stride, number of warps, row dimensions) is
 // decided at run time, uniformly for a warp.
-constexpr bool compiled(Direction direction, Element element, MaskKind mask, const WarpShape& shape) {
-  if (shape.vectors > kBlockVectors) {
-    return direction == Direction::forward && element_bytes(element) == 2 && mask != MaskKind::float32;
-  }
+constexpr bool compiled(Element element, MaskKind mask, const WarpShape& shape) {
+  if (shape.vectors > kBlockVectors) return element_bytes(element) == 2 && mask != MaskKind::float32;
   return element != Element::float64 || shape.lanes * shape.vectors == 128;
 }
 constexpr bool compiled(Direction direction, Element element, MaskKind mask) {
@@ -257,7 +255,7 @@ inline Plan choose(const Question& question) {
   for (const WarpShape& shape : kWarpShapes) {
     const bool exists =
         question.dropout ? compiled_for_dropout(question.element, shape)
-                         : compiled(question.direction, question.element, question.mask, shape);
+                         : compiled(question.element, question.mask, shape);
     if (exists && vectors <= shape.lanes * shape.vectors) {
       return {Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, kWarpRowsThreads, 1, 0};
     }
@@ -399,7 +397,7 @@ inline std::vector<Kernel> all_kernels() {
         for (const bool whole : {false, true}) {
           if (whole && !has_whole_kernels(element)) continue;
           for (const WarpShape& shape : kWarpShapes) {
-            if (!compiled(direction, element, mask, shape)) continue;
+            if (!compiled(element, mask, shape)) continue;
             kernels.push_back(
                 {direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, whole, false});
           }

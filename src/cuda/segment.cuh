@@ -108,6 +108,19 @@ struct Ahead {
     return sum;
   }
 
+  // The same, given term(k, i) of vector k and element i; an end that is folded counts as behind the others.
+  template <int kLanes, int kVectors, typename Term>
+  __device__ __forceinline__ Real sum_of_terms(const Extent& extent, int lane, const Term& term) const {
+    constexpr int kLength = kLanes * kVectors * kCount;
+    const bool any_folds = !is_power_of_2(kVectors) && __any_sync(kFullWarp, folds(extent.end, kLength));
+    return sum<kLanes>(lane, [&](int i) {
+      const Real plain = sum_of_vectors<kVectors>([&](int k) { return term(k, i); });
+      if (!any_folds) return plain;
+      const Real moved = sum_of_vectors<kVectors>([&](int k) { return term((k + 1) % kVectors, i); });
+      return is_folded(i, lane) && folds(extent.end, kLength) ? moved : plain;
+    });
+  }
+
   template <int kLanes, bool kWhole, int kVectors>
   __device__ __forceinline__ void store(char* segment, const Chunk<16> (&value)[kVectors], const Extent& extent,
                                         int lane) const {
@@ -430,13 +443,7 @@ struct Scores {
         }
       }
     }
-    const bool folds = !is_power_of_2(kVectors) && __any_sync(kFullWarp, ahead.folds(extent.end, kLength));
-    return ahead.template sum<kLanes>(lane, [&](int i) {
-      const Real sum = sum_of_vectors<kVectors>([&](int k) { return value[k][i]; });
-      if (!folds) return sum;
-      const Real moved = sum_of_vectors<kVectors>([&](int k) { return value[(k + 1) % kVectors][i]; });
-      return ahead.is_folded(i, lane) && ahead.folds(extent.end, kLength) ? moved : sum;
-    });
+    return ahead.template sum_of_terms<kLanes, kVectors>(extent, lane, [&](int k, int i) { return value[k][i]; });
   }
 
   __device__ __forceinline__ Real exponentiate(const Shift<Real>& shift, const Exponent& exponent,
@@ -728,15 +735,12 @@ struct RawGradients {
 
   // The lane's share of sum(grad * y).
   template <bool kPreceded>
-  __device__ __forceinline__ Real dot(const Ahead<kElement, kPreceded>& ahead, int lane) const {
-    static_assert(!kPreceded || is_power_of_2(kVectors));
-    return ahead.template sum<kLanes>(lane, [&](int i) {
-      return sum_of_vectors<kVectors>([&](int k) {
-        const Real probability = unpack_one<kElement>(y[k][0], i);
-        // Cells of probability 0 take no part, whatever their gradient.
-        const bool out = kBytes != 2 && probability == Real{0};
-        return multiply(probability, out ? Real{0} : unpack_one<kElement>(grad[k][0], i));
-      });
+  __device__ __forceinline__ Real dot(const Extent& extent, const Ahead<kElement, kPreceded>& ahead, int lane) const {
+    return ahead.template sum_of_terms<kLanes, kVectors>(extent, lane, [&](int k, int i) {
+      const Real probability = unpack_one<kElement>(y[k][0], i);
+      // Cells of probability 0 take no part, whatever their gradient.
+      const bool out = kBytes != 2 && probability == Real{0};
+      return multiply(probability, out ? Real{0} : unpack_one<kElement>(grad[k][0], i));
     });
   }
 

@@ -302,7 +302,7 @@ struct SharedBackward {
     CompensatedSum<Real> sum;
     visit_live<kCount>(columns, 0, load, [&](Raw raw, int, const Extent& extent) {
       raw.settle(extent, 0, 0);
-      sum += raw.dot(Ahead<kElement, false>{}, 0);
+      sum += raw.dot(extent, Ahead<kElement, false>{}, 0);
     });
     const Real dot = team.sum(warp_sum(sum.value()));
     if (arguments.dots.given) {

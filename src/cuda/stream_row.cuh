@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kStreamThreads)
     0, lane);
     raw.settle(extent, 0, lane);
     if constexpr (kDropout) drop(raw, arguments, blockIdx.x, start, extent, lane);
-    sum += raw.dot(Ahead<kElement, false>{}, lane);
+    sum += raw.dot(extent, Ahead<kElement, false>{}, lane);
   }
 
   const Real dot = BlockTeam<kStreamThreads / kWarpLanes>().sum(warp_sum(sum.value()));

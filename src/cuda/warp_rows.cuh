@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   for (int r = 0; r < kRows; ++r) {
     raw[r].settle(rows.extent[r], rows.ahead[r], 0, lane);
     if constexpr (kDropout) drop(raw[r], arguments, rows.number(r), 0, rows.extent[r], lane);
-    dot[r] = raw[r].dot(rows.ahead[r], lane);
+    dot[r] = raw[r].dot(rows.extent[r], rows.ahead[r], lane);
     raw[r].keep_packed();
   }
   group_sum<kLanes>(dot);
