@@ -41,6 +41,17 @@ class LiveSegments {
 template <typename Real, int kLength>
 class PairTeam {
  public:
+  // Read anew wherever they are asked for, as ClusterTeam's. The pair's number is that of its first row.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  static __device__ __forceinline__ uint32_t block() { return cluster_block(); }
+  static __device__ __forceinline__ uint32_t blocks() { return cluster_blocks(); }
+  static __device__ __forceinline__ uint32_t pair() { return cluster_number(); }
+#else
+  static __device__ __forceinline__ constexpr uint32_t block() { return 0; }
+  static __device__ __forceinline__ constexpr uint32_t blocks() { return 1; }
+  static __device__ __forceinline__ uint32_t pair() { return blockIdx.x; }
+#endif
+
   template <typename Arguments>
   __device__ __forceinline__ explicit PairTeam(const Arguments& arguments)
       : last_row_(arguments.rows.rows - 1),
@@ -99,16 +110,10 @@ class PairTeam {
   __device__ __forceinline__ bool is_second() const { return warp() >= first_.count(); }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  static __device__ __forceinline__ uint32_t block() { return cluster_block(); }
-  static __device__ __forceinline__ uint32_t blocks() { return cluster_blocks(); }
-
   static __device__ __forceinline__ ByteBarrier& barrier() {
     __shared__ ByteBarrier memory;
     return memory;
   }
-#else
-  static __device__ __forceinline__ constexpr uint32_t block() { return 0; }
-  static __device__ __forceinline__ constexpr uint32_t blocks() { return 1; }
 #endif
 
   // Of a row, by segment.
@@ -154,14 +159,6 @@ class PairTeam {
     }
     return {maximum, normalizer(warp_sum(sum))};
   }
-
- public:
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  // The pair's number, which is that of its first row.
-  static __device__ __forceinline__ uint32_t pair() { return cluster_number(); }
-#else
-  static __device__ __forceinline__ uint32_t pair() { return blockIdx.x; }
-#endif
 };
 
 // Fills columns [begin, end) of the row at `row` with the elements of `value`, which are all the same: a thread's share.
@@ -213,6 +210,9 @@ __device__ __forceinline__ void write_outside(const ForwardArguments& arguments,
 template <Element kElement, MaskKind kMask, bool kWhole>
 __global__ void __launch_bounds__(pair_threads(kMask, kWhole), pairs_resident(kMask))
     pair_rows_forward(const __grid_constant__ ForwardArguments arguments) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if constexpr (kClusterVectors<kMask> != kBlockVectors) return;  // such rows take a cluster
+#endif
   using Real = Accumulate<kElement>;
   constexpr int kVectors = kClusterVectors<kMask>;
   constexpr int kLength = kWarpLanes * kVectors * kCountOf<kElement>;

@@ -104,7 +104,11 @@ inline constexpr int kClusterBlocks = 8;  // at most: what every device with clu
 SMS_HOST_DEVICE constexpr int pair_threads(MaskKind mask, bool whole) {
   return has_addend(mask) ? kBlockThreads + (whole ? kWarpLanes : 0) : (cluster_warps(2 * kBlockVectors) + 1) * kWarpLanes;
 }
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+SMS_HOST_DEVICE constexpr int pairs_resident(MaskKind) { return 1; }  // a multiprocessor may have no more threads
+#else
 SMS_HOST_DEVICE constexpr int pairs_resident(MaskKind mask) { return has_addend(mask) ? kBlocksResident : 3; }
+#endif
 
 // Threads of a block of shared_row, and how many blocks the register budget lets a multiprocessor have. Measured as
 // above: .84 at 65,536 columns in clusters of two (.74 with 512 threads), .81 at 131,072 in clusters of four (.79 in
