@@ -88,7 +88,8 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   const typename RowScores::Exponent exponent{arguments.packed};
   const BlockSegment<kElement, kVectors, kPreceded> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
-  constexpr bool kKeepsExponentials = !RowScores::kIsPacked || !kWhole || kDropout;
+  constexpr bool kKeepsExponentials =
+      !RowScores::kIsPacked || (!kWhole && kVectors == kBlockVectors) || kDropout;
 
   RowScores scores;
   const char* x = arguments.x + segment.place.input + bytes;
@@ -105,7 +106,7 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   if constexpr (kKeepsExponentials) {
     sum = scores.exponentiate(shift, exponent, segment.extent, segment.ahead, segment.lane);
   } else {
-    sum = scores.sum_exponentials(shift, exponent, segment.extent, segment.lane);
+    sum = scores.sum_exponentials(shift, exponent, segment.extent, segment.ahead, segment.lane);
   }
   sum = warp_sum(sum);
   const Totals<Real> totals = team.totals(maximum, sum, exponent);
@@ -114,7 +115,7 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   char* y = arguments.y + segment.place.output + bytes;
   if constexpr (!kKeepsExponentials) {
     scores.become_probabilities(shift, factor, exponent, segment.extent);
-    store_vectors<kWarpLanes, kWhole, kBytesOf<kElement>>(y, scores.packed, segment.extent, segment.lane);
+    segment.ahead.template store<kWarpLanes, kWhole>(y, scores.packed, segment.extent, segment.lane);
   } else {
     Chunk<16> result[kVectors];
     scores.normalize(result, factor);
@@ -175,11 +176,9 @@ __global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout
 template <MaskKind kMask>
 inline constexpr int kClusterVectors = cluster_vectors(Direction::forward, kMask);
 
-// The same by a cluster of blocks; never launched where there are none. Twice the vectors, with exponentials that are
-// kept, take the registers of a whole multiprocessor.
+// The same by a cluster of blocks; never launched where there are none.
 template <Element kElement, MaskKind kMask, bool kWhole>
-__global__ void __launch_bounds__(kBlockThreads,
-                                  kClusterVectors<kMask> > kBlockVectors && !kWhole ? 1 : kBlocksResident)
+__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
     cluster_row_forward(const __grid_constant__ ForwardArguments arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const ClusterTeam<Accumulate<kElement>, 2, false> team;

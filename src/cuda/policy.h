@@ -59,10 +59,10 @@ inline constexpr int kPackedBlocksResident = 3;
 #endif
 inline constexpr int kDropoutBlockThreads = kBlockThreads * kBlocksResident;  // at most, with dropout
 
-// 16-bit scores without a float mask are packed: they stay as they were loaded, two a register. Where rows are whole
-// their exponentials are computed twice, for the sum and for the result, rather than kept, which leaves room for more of
-// a row in flight: long rows wait for that. Others wait for arithmetic: .76 with exponentials that are kept and .70
-// without, at 4,097 columns, when every row was realigned.
+// 16-bit scores without a float mask are packed: they stay as they were loaded, two a register. Where rows are whole, or
+// a cluster holds them, their exponentials are computed twice, for the sum and for the result, rather than kept, which
+// leaves room for more of a row in flight: long rows wait for that. Others wait for arithmetic: .76 with exponentials that
+// are kept and .70 without, at 4,097 columns, when every row was realigned.
 SMS_HOST_DEVICE constexpr bool is_packed(Element element, MaskKind mask) {
   return element_bytes(element) == 2 && (mask == MaskKind::none || mask == MaskKind::boolean);
 }

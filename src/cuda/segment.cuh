@@ -463,12 +463,15 @@ struct Scores {
   }
 
   // The same two for packed scores, which keep no exponentials but compute them again: same bits, fewer registers.
+  template <bool kPreceded>
   __device__ __forceinline__ Real sum_exponentials(const Shift<Real>& shift, const Exponent& exponent,
-                                                   const Extent& extent, int lane) const {
+                                                   const Extent& extent, const Ahead<kElement, kPreceded>& ahead,
+                                                   int lane) const {
+    static_assert(!kPreceded || is_power_of_2(kVectors));
     const Shift<Real> warp_shift = shift_of_warp(shift);
     Real sum[kCount];
     sum_vectors<kVectors>(sum, 0, 1, warp_shift, exponent, extent);
-    return Ahead<kElement, false>{}.template sum<kLanes>(lane, [&](int i) { return sum[i]; });
+    return ahead.template sum<kLanes>(lane, [&](int i) { return sum[i]; });
   }
 
   __device__ __forceinline__ void become_probabilities(const Shift<Real>& shift, Real factor, const Exponent& exponent,

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
     if constexpr (kKeepsExponentials) {
       sum[r] = scores[r].exponentiate(shift[r], exponent, rows.extent[r], rows.ahead[r], lane);
     } else {
-      sum[r] = scores[r].sum_exponentials(shift[r], exponent, rows.extent[r], lane);
+      sum[r] = scores[r].sum_exponentials(shift[r], exponent, rows.extent[r], rows.ahead[r], lane);
     }
   }
   group_sum<kLanes>(sum);
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
     char* y = arguments.y + rows.place[r].output;
     if constexpr (!kKeepsExponentials) {
       scores[r].become_probabilities(shift[r], factor, exponent, rows.extent[r]);
-      store_vectors<kLanes, kWhole, kBytesOf<kElement>>(y, scores[r].packed, rows.extent[r], lane);
+      rows.ahead[r].template store<kLanes, kWhole>(y, scores[r].packed, rows.extent[r], lane);
     } else {
       Chunk<16> result[kVectors];
       scores[r].normalize(result, factor);
