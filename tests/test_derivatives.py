@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -300,8 +301,27 @@ def test_vmap_refuses_what_each_sample_would(device: str) -> None:
     for mask_shape in ((3, 4, 5), (1, 4, 5), (2, 5)):
         with pytest.raises(ValueError, match="scaled_mask_softmax: mask has shape"):
             torch.vmap(lambda x, shape=mask_shape: sms.scaled_mask_softmax(x, torch.zeros(shape, device=device)))(x)
-    with pytest.raises(ValueError, match=r"x has shape \[\] \(rank 0\)"):
-        torch.vmap(sms.scaled_mask_softmax)(x[0, 0])
+    # With a dimension more, lengths and sinks would find theirs in the batch.
+    numbers = torch.arange(3, device=device)
+    refused = [
+        ((x[0, 0],), {}),
+        ((x[0], torch.zeros(1, 5, device=device)), {}),
+        ((x[0],), {"key_lengths": torch.arange(4, device=device)}),
+        ((x,), {"key_lengths": numbers}),
+        ((x,), {"sink": numbers.float()}),
+        ((x[None],), {"key_lengths": numbers[:1]}),
+        ((x[None],), {"sink": numbers[:1].float()}),
+    ]
+    for (scores, *mask), options in refused:
+        of = functools.partial(lambda x, mask, options: sms.scaled_mask_softmax(x, *mask, **options), mask=mask)
+        with pytest.raises(ValueError, match=r"scaled_mask_softmax: ") as alone:
+            of(scores[0], options=options)
+        for dims in (0, None):
+            samples = {name: option.expand(scores.shape[0], *option.shape) for name, option in options.items()}
+            given = options if dims is None else samples
+            with pytest.raises(ValueError, match=r"scaled_mask_softmax: ") as batched:
+                torch.vmap(lambda x, given, of=of: of(x, options=given), in_dims=(0, dims))(scores, given)
+            assert str(batched.value) == str(alone.value)
 
 
 def test_per_sample_gradients_of_a_layer(device: str) -> None:

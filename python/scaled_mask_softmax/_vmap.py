@@ -37,6 +37,12 @@ class _Sample:
         assert self.tensor is not None
         return self.tensor if self.batched else self.tensor.unsqueeze(0)
 
+    def one(self) -> Any:
+        """For checks: a tensor like that of one sample, of which there may be none. None where it was not given."""
+        if self.tensor is None or not self.batched:
+            return self.tensor
+        return self.tensor.new_empty(()).expand(self.tensor.shape[1:])
+
 
 def _samples(*arguments: torch.Tensor | None) -> list[_Sample]:
     level = _functorch.current_level()
@@ -55,7 +61,8 @@ def _expand_leading(tensor: torch.Tensor, leading: torch.Size) -> torch.Tensor:
 
 
 class _Batch:
-    """The arguments of one call that serves a batch of samples, given those of each sample.
+    """The arguments of one call that serves a batch of samples, given those of each sample, which have been checked: with
+    a dimension more, more of them would pass.
 
     The first `leading` dimensions of the batch of scores, ``[N, ...]``, become the first dimension of the call.
     """
@@ -71,10 +78,10 @@ class _Batch:
         # Rows get a query dimension, so that none is taken for the query index of another.
         self.is_row = self.rank == 1
         self.leading = 1
-        if self.rank >= 3 and key_lengths.tensor is not None:
+        if key_lengths.tensor is not None:
             self.leading = 2
         # A sink of each sample, or one on the dimension that lengths have merged, needs an entry for every matrix.
-        if self.rank >= 3 and sink.tensor is not None and (sink.batched or self.leading == self.rank - 1):
+        if sink.tensor is not None and (sink.batched or self.leading == self.rank - 1):
             self.leading = self.rank - 1
 
     def _merge(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -97,7 +104,7 @@ class _Batch:
         rank = self.rank + 1 + self.is_row
         while mask.dim() < rank:
             mask = mask.unsqueeze(1)
-        if self.leading == 1 or mask.dim() != rank:
+        if self.leading == 1:
             return mask
         if any(size != 1 for size in mask.shape[: self.leading]):
             mask = _expand_leading(mask, self.shape[: self.leading])
@@ -105,15 +112,15 @@ class _Batch:
 
     def key_lengths(self, sample: _Sample) -> torch.Tensor | None:
         """An entry for every index of dimension 0 of a sample's scores."""
-        if sample.tensor is None or self.leading == 1 or sample.rank != 1:
-            return sample.tensor
+        if sample.tensor is None:
+            return None
         lengths = sample.with_batch_dim()
         lengths = lengths.reshape(*lengths.shape, *(1 for _ in range(self.leading - 2)))
         return self._merge(_expand_leading(lengths, self.shape[: self.leading]))
 
     def sink(self, sample: _Sample) -> torch.Tensor | None:
         """An entry for every index of dimension -3 of a sample's scores."""
-        if sample.tensor is None or self.leading != self.rank - 1 or self.leading == 1 or sample.rank != 1:
+        if sample.tensor is None or self.leading != self.rank - 1:
             return sample.tensor
         sink = sample.with_batch_dim()
         sink = sink.reshape(sink.shape[0], *(1 for _ in range(self.leading - 2)), sink.shape[1])
@@ -137,7 +144,9 @@ def _call_forward(
     kinds: str,
     x: torch.Tensor,
     mask: torch.Tensor | None = None,
+    scale: float = 1.0,
     *options: Any,
+    window: int | None = None,
     key_lengths: torch.Tensor | None = None,
     sink: torch.Tensor | None = None,
     keep: torch.Tensor | None = None,
@@ -147,18 +156,19 @@ def _call_forward(
     elements)."""
     with _below_vmap():
         scores, masks, lengths, sinks, keeps = samples = _samples(x, mask, key_lengths, sink, keep)
+        keywords["window"] = window
         if keep is not None:
             keywords["keep"] = keep
         if not any(sample.batched for sample in samples):
-            return operator(x, mask, *options, key_lengths=key_lengths, sink=sink, **keywords)
-        if scores.rank == 0:  # refused by the operator
-            return _OPERATORS.scaled_mask_softmax.default(scores.with_batch_dim().new_empty(()))
+            return operator(x, mask, scale, *options, key_lengths=key_lengths, sink=sink, **keywords)
+        _checks.check_forward(scores.one(), masks.one(), scale, window, lengths.one(), sinks.one())
         batch = _Batch(scores, [masks, keeps], lengths, sinks)
         if keep is not None:
             keywords["keep"] = batch.scores(keeps)
         computed = operator(
             batch.scores(scores),
             batch.mask(masks),
+            scale,
             *options,
             key_lengths=batch.key_lengths(lengths),
             sink=batch.sink(sinks),
@@ -195,7 +205,9 @@ def _forward_dropout_of_keep(*arguments: Any, with_sink_probability: bool, **key
 def _backward(
     grad: torch.Tensor,
     y: torch.Tensor,
+    scale: float,
     *options: Any,
+    window: int | None = None,
     key_lengths: torch.Tensor | None = None,
     **keywords: Any,
 ) -> Any:
@@ -203,11 +215,18 @@ def _backward(
     with _below_vmap():
         grads, ys, lengths = samples = _samples(grad, y, key_lengths)
         if not any(sample.batched for sample in samples):
-            return operator(grad, y, *options, key_lengths=key_lengths, **keywords)
+            return operator(grad, y, scale, *options, window=window, key_lengths=key_lengths, **keywords)
+        _checks.check_backward(grads.one(), ys.one(), scale, window, lengths.one())
         batch = _Batch(ys, [grads], lengths, _Sample(None, False))
         return batch.result(
             operator(
-                batch.scores(grads), batch.scores(ys), *options, key_lengths=batch.key_lengths(lengths), **keywords
+                batch.scores(grads),
+                batch.scores(ys),
+                scale,
+                *options,
+                window=window,
+                key_lengths=batch.key_lengths(lengths),
+                **keywords,
             )
         )
 
