@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.metadata
 import json
 import math
+import re
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -206,21 +210,149 @@ def test_the_budget_of_time_stops_between_cases(tmp_path: Path, capsys: pytest.C
     assert len(results.read(path).cells) == 2
 
 
-def test_what_was_measured_survives_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def kept(tmp_path: Path, error: str) -> Path:
+    """The new file that the message names."""
+    (path,) = tmp_path.glob("scaled-mask-softmax-bench-*.json")
+    assert f" are kept in {path}; --json {path} goes on with them" in error
+    return path
+
+
+@pytest.mark.parametrize("place", ["asked for", "none", "gone"])
+def test_what_was_measured_survives_an_interruption(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "r.json"
     measure = cells.measure
     calls = []
 
     def interrupted(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 2:
+            if place == "gone":
+                folder.rmdir()
             raise KeyboardInterrupt
         return measure(*arguments)
 
     monkeypatch.setattr(cells, "measure", interrupted)
-    path = tmp_path / "r.json"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        command.main([*TWO, "--json", str(path)])
+        command.main([*TWO, *([] if place == "none" else ["--json", str(path)])])
+    error = capsys.readouterr().err
+    if place == "asked for":
+        assert f"the results of 1 cases are kept in {path}" in error
+    else:
+        path = kept(tmp_path, error)
     assert len(results.read(path).cells) == 1
+
+
+def test_what_was_measured_survives_a_failure_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(command, "finish", fails)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert command.main(TWO) == command.USAGE
+    error = capsys.readouterr().err
+    assert "the disk is full" in error
+    assert len(results.read(kept(tmp_path, error)).cells) == 2
+
+
+def no_matplotlib(name: str, real: Callable[..., Any] = importlib.import_module) -> Any:
+    if name.startswith("matplotlib"):
+        raise ModuleNotFoundError("No module named 'matplotlib'")
+    return real(name)
+
+
+H200 = str(Path(__file__).parents[1] / "benchmarks" / "reports" / "h200.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--json", "missing/r.json"], "--json missing/r.json: there is no folder missing; make it first"),
+        (["--json", "."], "Is a directory"),
+        (["--json", "page.md"], "page.md holds no results of this version of the bench"),
+        (["--fill", "missing.md"], "missing.md"),
+        (["--fill", "page.md"], "there is no table 'cpu bats'"),
+        (["--compare", "missing.json"], "missing.json"),
+        (["--compare", H200], "not comparable: kind 'cpu', was 'cuda'"),
+        (["--compare", "other.json"], "there is no case in common"),
+        (["--plot", "r.png"], "--plot draws shares of the floor, which mean something on a CUDA device only"),
+    ],
+    ids=lambda value: "-".join(Path(word).name for word in value) if isinstance(value, list) else "",
+)
+def test_what_could_fail_at_the_end_is_refused_at_the_start(
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("page.md").write_text("<!-- bench: cpu bats -->\n<!-- end of bench -->\n", "utf-8")
+    assert command.main([*TWO, "--case", "padding", "--json", "other.json"]) == command.OK
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(cells, "measure", lambda *_: pytest.fail("a case was measured"))
+    capsys.readouterr()
+    assert command.main([*TWO, *options]) == command.USAGE
+    output = capsys.readouterr()
+    assert said in output.err
+    assert output.out == ""
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--plot", "r.png"], '--plot needs matplotlib, which the extra [bench] brings: pip install "scaled-mask-'),
+        (["--plot", "missing/r.png"], "--plot missing/r.png: there is no folder missing"),
+        (["--plot", "folder"], "--plot folder cannot be written: Is a directory"),
+        (["--plot", "r.png", "--suite", "small"], "--plot draws cases of the suite sweep, and none is chosen"),
+    ],
+    ids=["matplotlib", "folder", "file", "suite"],
+)
+def test_a_plot_that_could_not_be_drawn_is_refused_at_the_start(
+    options: list[str],
+    said: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    lacks = request.node.callspec.id == "matplotlib"
+    monkeypatch.setattr(importlib, "import_module", no_matplotlib if lacks else lambda name: None)
+    planned = results.Results({**results.environment("cpu", 0, 0.0), "kind": "cuda"})
+    chosen = command.make_parser().parse_args(["--device", "cuda", *options])
+    with pytest.raises(command.Refused, match=re.escape(said)):
+        command.check(chosen, planned, command.chosen_cases(chosen, 4096))
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_the_device_is_said_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert command.main([*TWO, "--threads", str(torch.get_num_threads())]) == command.OK
+    said, *lines = capsys.readouterr().out.splitlines()
+    assert said.startswith("CPU")
+    assert f"torch {torch.__version__}" in said
+    assert said.endswith(str(results.environment("cpu", 0, 0.0)["version"]))
+    assert len(lines) == 2
+    assert "of the floor" not in "".join(lines), "it says something of a CUDA device alone"
+    without = TWO[2:]
+    assert TWO[:2] == ["--device", "cpu"]
+    assert command.main(without) == command.OK
+    assert capsys.readouterr().out.splitlines()[0] == f"{said}; torch finds no CUDA device"
+    assert command.main(["--device", "cuda", *without]) == command.USAGE
+    assert capsys.readouterr().err == "scaled-mask-softmax bench: --device cuda: torch finds no CUDA device\n"
+    assert command.main(["--device", "cuda", "--list", *without]) == command.OK
+    assert report.device({**results.environment("cpu", 0, 0.0), "kind": "cuda", "device": "NVIDIA H200"}).startswith(
+        "NVIDIA H200, torch "
+    )
 
 
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,7 +475,7 @@ def test_a_lack_of_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cells, "make_problem", fails)
     cell = cells.measure(case("plain"), [], "cpu", 0.001)
     assert cell["times"] == {"ours": {"failed": "OutOfMemoryError: too large"}}
-    assert "too large" in report.line("x", cell)
+    assert "too large" in report.line("x", cell, "cpu")
 
 
 def test_command_end_to_end(tmp_path: Path) -> None:
@@ -351,7 +483,8 @@ def test_command_end_to_end(tmp_path: Path) -> None:
     call = f"import sys; from {entry.module} import {entry.attr}; sys.exit({entry.attr}())"
     result = stand_in.run(["-c", call, "bench", *TWO, "--json", str(tmp_path / "r.json")])
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("of the floor") == 2
+    assert result.stdout.startswith("CPU")
+    assert result.stdout.count("best rival") == 2
     assert len(json.loads((tmp_path / "r.json").read_text("utf-8"))["cells"]) == 2
 
 
@@ -372,10 +505,13 @@ print(faults[-1] - faults[-11])
     assert int(result.stdout) < 100  # 10 times 16 MiB are 40,960 pages
 
 
-def test_plot(tmp_path: Path) -> None:
+def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="the plot needs the extra [bench]")
-    assert command.main([*TWO, "--plot", str(tmp_path / "r.png")]) == 0
+    assert command.main(["--no-run", "--merge", H200, "--plot", str(tmp_path / "r.png")]) == 0
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("NVIDIA H200, torch 2.11.0+cu130, ")
+    assert " of the floor, " in lines[1]
 
 
 @pytest.mark.usefixtures("cuda")

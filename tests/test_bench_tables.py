@@ -28,7 +28,8 @@ def cell(kind: str = "plain", columns: int = 128, direction: str = "forward", **
 
 
 def made(*cells: dict[str, Any], kind: str = "cuda") -> results.Results:
-    return results.Results({"kind": kind, "device": "AVX2"}, {f"cell {index}": one for index, one in enumerate(cells)})
+    environment = {"kind": kind, "device": "AVX2", "torch": "2.14.1", "version": "1.0.0", "native": True}
+    return results.Results(environment, {f"cell {index}": one for index, one in enumerate(cells)})
 
 
 @pytest.mark.parametrize(

@@ -102,18 +102,23 @@ def _time(cell: Cell, case: Case, calls: dict[str, timing.Call], source: torch.T
                 times[name]["share_of_floor"] = case.floor_bytes() / bandwidth / times[name]["seconds"]
 
 
-def measure(case: Case, peers: Iterable[Peer], device: str, seconds: float) -> Cell:
-    """Verify, then time, each implementation for at most `seconds`. A peer that fails leaves the others alone."""
-    times: dict[str, dict[str, Any]] = {}
-    cell: Cell = {
+def unmeasured(case: Case) -> Cell:
+    """The cell with its facts alone."""
+    return {
         "suite": case.suite,
         "kind": case.kind,
         "dtype": case.dtype_name,
         "shape": [case.batch, case.heads, case.queries, case.columns],
         "direction": case.direction,
         "clock": case.clock,
-        "times": times,
+        "times": {},
     }
+
+
+def measure(case: Case, peers: Iterable[Peer], device: str, seconds: float) -> Cell:
+    """Verify, then time, each implementation for at most `seconds`. A peer that fails leaves the others alone."""
+    cell = unmeasured(case)
+    times = cell["times"]
     # Whatever another's code may raise, or a lack of memory, is a fact to report.
     try:
         problem = make_problem(case, device)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import math
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +25,10 @@ OK, BAD, USAGE = 0, 1, 2
 WRITE_SECONDS = 2.0
 # A case that seems slower is measured again this often, and is slower only if it is each time.
 RETRIES = 2
+
+
+class Refused(Exception):
+    """What is missing, in a sentence."""
 
 
 def shard(text: str) -> tuple[int, int]:
@@ -38,7 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
         "timed. Status 1: a wrong result of this operator, or a case that --compare finds slower."
     )
     add = parser.add_argument
-    add("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--device", choices=("cuda", "cpu"), help="default: cuda where torch finds a CUDA device")
     add("--suite", nargs="+", choices=SUITES, help="default: all, on the CPU without the headline case")
     add("--case", nargs="+", choices=(*KINDS, DROPOUT), help="kinds of cases")
     add("--columns", nargs="+", type=int, metavar="SK", help=f"of {', '.join(map(str, COLUMNS))} and the other suites'")
@@ -52,7 +60,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--merge", nargs="+", type=Path, default=[], metavar="FILE", help="take over the results of other shards")
     add("--no-run", action="store_true", help="measure nothing: print, merge, plot and compare what there is")
     add("--list", action="store_true", help="print the names of the cases that would be measured")
-    add("--plot", type=Path, metavar="FILE", help="a PNG of the share of the floor over Sk (needs the extra [bench])")
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="a PNG of the shares of the floor over Sk, on CUDA; needs the extra [bench]",
+    )
     add("--fill", nargs="+", type=Path, default=[], metavar="FILE", help="write the tables into these Markdown files")
     add("--bars", action="store_true", help="print how the results stand beside the bars that this project sets itself")
     add("--compare", type=Path, metavar="OLD", help="fail where a case is slower than in these results")
@@ -94,9 +107,81 @@ def gather(options: argparse.Namespace, score_bytes: int) -> results.Results:
     return gathered
 
 
+def check_target(option: str, path: Path) -> None:
+    """Refuses a file that could not be written."""
+    if not path.parent.is_dir():
+        raise Refused(f"{option} {path}: there is no folder {path.parent}; make it first")
+    try:
+        if path.exists():
+            path.open("r+b").close()
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise Refused(f"{option} {path} cannot be written: {error.strerror}") from None
+
+
+def check(options: argparse.Namespace, gathered: results.Results, cases: Sequence[Case]) -> None:
+    """Refuses what could otherwise fail only after the last case."""
+    # What there will be; the figures do not matter.
+    planned = results.Results(gathered.environment, dict(gathered.cells))
+    for case in () if options.no_run else cases:
+        cell = cells.unmeasured(case)
+        cell["times"][OURS] = {"seconds": 1.0, "share_of_floor": 1.0}
+        planned.cells.setdefault(case.name, cell)
+    if options.json is not None:
+        check_target("--json", options.json)
+    if options.plot is not None:
+        if gathered.environment["kind"] != "cuda":
+            raise Refused(
+                "--plot draws shares of the floor, which mean something on a CUDA device only: leave it out on the CPU"
+            )
+        if all(cell["suite"] != "sweep" for cell in planned.cells.values()):
+            raise Refused("--plot draws cases of the suite sweep, and none is chosen")
+        try:
+            importlib.import_module("matplotlib.backends.backend_agg")
+        except ImportError as error:
+            raise Refused(
+                "--plot needs matplotlib, which the extra [bench] brings: "
+                f'pip install "scaled-mask-softmax[bench]" ({error})'
+            ) from None
+        check_target("--plot", options.plot)
+    for path in options.fill:
+        tables.filled(path.read_text("utf-8"), planned)
+        check_target("--fill", path)
+    if options.compare is not None:
+        results.slowdowns(planned, results.read(options.compare))
+
+
+@contextlib.contextmanager
+def kept(gathered: results.Results, path: Path | None) -> Iterator[None]:
+    """Whatever fails or interrupts: what was measured is kept, in a new file where there is no other, and says so."""
+    try:
+        yield
+    except BaseException:
+        if gathered.cells:
+            if path is None or not written(gathered, path):
+                handle, name = tempfile.mkstemp(prefix="scaled-mask-softmax-bench-", suffix=".json")
+                os.close(handle)
+                path = Path(name)
+                gathered.write(path)
+            print(
+                f"scaled-mask-softmax bench: the results of {len(gathered.cells)} cases are kept in {path}; --json "
+                f"{path} goes on with them, with --no-run without measuring",
+                file=sys.stderr,
+            )
+        raise
+
+
+def written(gathered: results.Results, path: Path) -> bool:
+    try:
+        gathered.write(path)
+    except OSError:
+        return False
+    return True
+
+
 def measure(options: argparse.Namespace, gathered: results.Results, cases: Sequence[Case]) -> None:
     """Measure what is missing, until the time is up."""
-    start = written = time.monotonic()
+    start = last = time.monotonic()
     peers = [name for name in PEERS if name in options.peers]
     todo: list[tuple[Case, list[str]]] = []
     for case in cases:
@@ -106,23 +191,23 @@ def measure(options: argparse.Namespace, gathered: results.Results, cases: Seque
     if len(todo) < len(cases):
         print(f"{len(cases) - len(todo)} of {len(cases)} cases are measured already")
     progress = report.Progress(len(todo))
-    try:
-        for done, (case, names) in enumerate(todo):
-            if time.monotonic() - start > options.seconds:
-                print(f"stopped after {options.seconds:.0f} s: {len(todo) - done} of {len(todo)} cases are left")
-                break
-            progress.show(case.name)
+    for done, (case, names) in enumerate(todo):
+        if time.monotonic() - start > options.seconds:
+            print(f"stopped after {options.seconds:.0f} s: {len(todo) - done} of {len(todo)} cases are left")
+            break
+        progress.show(case.name)
+        try:
             gathered.add(case.name, cells.measure(case, [PEERS[name] for name in names], options.device, options.each))
+        finally:
             progress.step()
-            print(report.line(case.name, gathered.cells[case.name]), flush=True)
-            if options.device == "cuda":
-                torch.cuda.empty_cache()
-            if options.json is not None and time.monotonic() - written > WRITE_SECONDS:
-                gathered.write(options.json)
-                written = time.monotonic()
-    finally:
-        if options.json is not None:
+        print(report.line(case.name, gathered.cells[case.name], options.device), flush=True)
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+        if options.json is not None and time.monotonic() - last > WRITE_SECONDS:
             gathered.write(options.json)
+            last = time.monotonic()
+    if options.json is not None:
+        gathered.write(options.json)
 
 
 def compare(options: argparse.Namespace, gathered: results.Results, cases: Sequence[Case]) -> list[str]:
@@ -165,28 +250,41 @@ def finish(options: argparse.Namespace, gathered: results.Results, cases: Sequen
     return status
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bench and return its exit status."""
-    options = make_parser().parse_args(arguments)
+def bench(options: argparse.Namespace) -> int:
+    """Do what the options ask for, and return the exit status."""
+    here = torch.cuda.is_available()
+    asked, options.device = options.device, options.device or ("cuda" if here else "cpu")
     score_bytes = options.bytes or SCORE_BYTES[options.device]
     cases = chosen_cases(options, score_bytes)
     if options.list:
         print(*(case.name for case in cases), sep="\n")
         return OK
+    if options.device == "cuda" and not here and not options.no_run:
+        raise Refused("--device cuda: torch finds no CUDA device")
     if options.device == "cpu":
         timing.keep_memory()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    try:
-        gathered = gather(options, score_bytes)
-        if options.no_run:
-            for name, cell in gathered.cells.items():
-                print(report.line(name, cell))
-            if options.json is not None:
-                gathered.write(options.json)
-        else:
-            measure(options, gathered, cases)
+    gathered = gather(options, score_bytes)
+    check(options, gathered, cases)
+    why = "" if options.no_run or asked or here else "; torch finds no CUDA device"
+    print(f"{report.device(gathered.environment)}{why}", flush=True)
+    if options.no_run:
+        for name, cell in gathered.cells.items():
+            print(report.line(name, cell, gathered.environment["kind"]))
+        if options.json is not None:
+            gathered.write(options.json)
         return finish(options, gathered, cases)
-    except (results.Mismatch, OSError, ValueError, ModuleNotFoundError) as error:
+    with kept(gathered, options.json):
+        measure(options, gathered, cases)
+        return finish(options, gathered, cases)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the bench and return its exit status."""
+    options = make_parser().parse_args(arguments)
+    try:
+        return bench(options)
+    except (Refused, results.Mismatch, OSError, ValueError) as error:
         print(f"scaled-mask-softmax bench: {error}", file=sys.stderr)
         return USAGE

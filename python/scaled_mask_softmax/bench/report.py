@@ -10,7 +10,7 @@ from typing import Any
 
 from .cells import Cell
 from .peers import COPY, OURS, PEERS
-from .results import Results
+from .results import Mismatch, Results
 
 # Figures often quoted for scores [8, 32, 2048, 2048] in float16 on an A100: seconds, peak bytes, and how many tensors
 # of that size must move if no triangle is skipped and if it is. An eager chain is three passes, which skip nothing.
@@ -34,14 +34,27 @@ def best_rival(cell: Mapping[str, Any]) -> tuple[str, float] | None:
     return min(((name, ratios[name]) for name in rivals & set(ratios)), key=lambda pair: pair[1], default=None)
 
 
-def line(name: str, cell: Cell) -> str:
-    """One line. Ratios are the other's time over ours: above 1, this operator is faster."""
+def device(environment: Mapping[str, Any]) -> str:
+    """What the results are of, and with what they were measured."""
+    name = environment["device"]
+    if environment["kind"] == "cpu":
+        threads = environment["threads"]
+        name = f"{'CPU' if name == 'CPU' else f'CPU ({name})'}, {threads} thread{'' if threads == 1 else 's'}"
+    build = "" if environment["native"] else ", without native kernels"
+    return f"{name}, torch {environment['torch']}, scaled-mask-softmax {environment['version']}{build}"
+
+
+def line(name: str, cell: Cell, kind: str) -> str:
+    """One line. Ratios are the other's time over ours: above 1, this operator is faster.
+
+    kind: of the device. The floor says something where memory limits: on a CPU, the arithmetic of its threads does.
+    """
     ours = cell["times"][OURS]
     if "seconds" not in ours:
         return f"{name:<52} {ours.get('failed', ours.get('absent'))}"
     spread = f"({duration(ours['p10'])} to {duration(ours['p90'])})"
     parts = [f"{name:<52} {duration(ours['seconds']):>10} {spread}"]
-    if "share_of_floor" in ours:
+    if kind == "cuda" and "share_of_floor" in ours:
         parts.append(f"{ours['share_of_floor']:.3f} of the floor")
     if (best := best_rival(cell)) is not None:
         parts.append(f"best rival {best[0]} {best[1]:.2f}x")
@@ -93,7 +106,7 @@ def plot(results: Results, path: Path) -> None:
 
     cells = [cell for cell in results.cells.values() if cell["suite"] == "sweep" and "floor_bytes" in cell]
     if not cells:
-        raise ValueError("there is no cell of the sweep to plot")
+        raise Mismatch("--plot: no case of the sweep was measured")
     rows = list(dict.fromkeys(cell["kind"] for cell in cells))
     columns = list(dict.fromkeys((cell["dtype"], cell["direction"]) for cell in cells))
     figure = Figure(figsize=(1 + 4 * len(columns), 1 + 3 * len(rows)), layout="constrained")

@@ -71,7 +71,10 @@ class Results:
 
 
 def read(path: Path) -> Results:
-    content = json.loads(path.read_text("utf-8"))
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        content = None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise Mismatch(f"{path} holds no results of this version of the bench")
     return Results(content["environment"], content["cells"])
