@@ -25,6 +25,13 @@ import pytest
 from release import index, landing
 
 CLIENTS = Path(os.environ["SMS_CLIENTS"]) if "SMS_CLIENTS" in os.environ else None
+
+
+def of_clients(name, values):
+    """Parametrizes a test of what `make clients` fetches; elsewhere there is no such test."""
+    return pytest.mark.parametrize(name, values) if CLIENTS else lambda test: None
+
+
 PIPS = ["pip", *(sorted(path.name for path in CLIENTS.glob("pip-*")) if CLIENTS else [])]
 INSTALLERS = [*PIPS, *(["uv"] if CLIENTS else [])]
 # Older than the standard for metadata beside a wheel.
@@ -237,7 +244,7 @@ def test_the_lines_of_the_landing_page(root, site, target, tmp_path, tool):
 DRIVERS = {"12.6": "cu126", "12.9": "cu126", "13.0": "cu130", "13.2": "cu132", None: "cpu"}
 
 
-@pytest.mark.parametrize("driver", DRIVERS if CLIENTS else [])
+@of_clients("driver", DRIVERS)
 def test_variants(tmp_path, target, driver):
     from release import matrix, variants  # needs a TOML parser
 
@@ -345,7 +352,7 @@ def served(site, registry):
         thread.join()
 
 
-TOOLS = pytest.mark.parametrize("client", sorted(PROJECTS) if CLIENTS else [])
+TOOLS = of_clients("client", sorted(PROJECTS))
 RIGHT = {"torch": "2.14.1", "scaled-mask-softmax": "1.0.0+cu130torch2.14"}
 
 
