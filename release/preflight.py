@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MINIMUM_PYTHON = (3, 10)
-# torch with its CUDA libraries takes 5.4 GB installed, and pip as much again while it unpacks.
+# torch with its CUDA libraries takes 5.7 GB installed, and 3.0 GB as wheels, which pip holds until all are unpacked.
 FULL_DISK_GB, BUILD_DISK_GB = 10, 3
 
 _ASK = """

@@ -13,6 +13,8 @@ from .preflight import Interpreter
 from .progress import StepError, say
 from .torch_info import cuda_label
 
+# GB that torch takes as wheels and installed: 2.14.1+cu130 and 2.13.0+cpu, whole and without dependencies.
+SIZES = {(True, True): (3.0, 5.7), (True, False): (0.2, 1.0), (False, True): (0.6, 1.2), (False, False): (0.2, 0.8)}
 # Where a compiler of our own fetching comes from.
 FETCHED = "NVIDIA's packages"
 
@@ -60,8 +62,8 @@ def torch(cell: Cell, interpreter: Interpreter, *, importable: bool) -> Environm
 
     def fill(environment: Environment) -> None:
         what = f"installing {requirement}"
-        size = "5.4 GB with its CUDA libraries" if importable and cell.cuda else "0.6 GB"
-        say(f"      fetching {requirement} ({size})")
+        fetched, installed = SIZES[importable, cell.cuda is not None]
+        say(f"      fetching {requirement} ({fetched} GB, {installed} GB installed)")
         problem = None
         try:
             pip(environment, arguments, what=what)
@@ -109,7 +111,8 @@ def registry_toolkit(cuda: Cuda, environment: Environment) -> Path:
     marker = folder / ".complete"
     with locked(folder):
         if not marker.is_file():
-            say(f"      no nvcc {cuda.toolkit} here: fetching NVIDIA's compiler packages into {folder} (0.4 GB)")
+            size = "0.2 GB, 0.4 GB installed"
+            say(f"      no nvcc {cuda.toolkit} here: fetching NVIDIA's compiler packages into {folder} ({size})")
             shutil.rmtree(folder, ignore_errors=True)
             packages = registry_packages(cuda)
             pip(environment, ["install", "--target", folder, packages], what=f"installing nvcc {cuda.toolkit}")
@@ -131,8 +134,9 @@ def local_compiler(cuda: Cuda) -> toolkit.Toolkit | None:
         return toolkit.inspect(_fetched_nvcc(cuda), FETCHED)
     if cuda.source != "registry":
         raise StepError(
-            f"no nvcc {cuda.toolkit} was found, and CUDA {cuda.major} compilers are not in the package registry: "
-            f"install the CUDA {cuda.toolkit} toolkit from NVIDIA and set CUDA_HOME"
+            f"no nvcc {cuda.toolkit} was found, and the package registry's compiler package for CUDA {cuda.major} "
+            f"(nvidia-cuda-nvcc-cu{cuda.major}) has no nvcc: install the CUDA {cuda.toolkit} toolkit from NVIDIA and "
+            "set CUDA_HOME"
         )
     return None
 
