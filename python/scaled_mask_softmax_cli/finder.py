@@ -525,7 +525,7 @@ def _download_plain(source: Source, version: str | None, folder: Path) -> int:
     _fill(source, [file for file in files if file.version == chosen], folder)
     _say(f"\nCarry {folder} to the machine without a network, and there, as DIR, beside scikit-build-core, pybind11,")
     _say("cmake and ninja, which nothing fetches there:")
-    _say(f'  pip install --no-deps --index-url file:///DIR/{channels.PLAIN}/ "{PROJECT}=={chosen}"')
+    _say(f'  pip install --force-reinstall --no-deps --index-url file:///DIR/{channels.PLAIN}/ "{PROJECT}=={chosen}"')
     _say("  scaled-mask-softmax build --index DIR --no-build-isolation --install")
     return FITS
 
