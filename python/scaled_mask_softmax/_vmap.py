@@ -61,8 +61,8 @@ def _expand_leading(tensor: torch.Tensor, leading: torch.Size) -> torch.Tensor:
 
 
 class _Batch:
-    """The arguments of one call that serves a batch of samples, given those of each sample, which have been checked: with
-    a dimension more, more of them would pass.
+    """The arguments of one call that serves a batch of samples, given those of each sample, which have been checked:
+    with a dimension more, more of them would pass.
 
     The first `leading` dimensions of the batch of scores, ``[N, ...]``, become the first dimension of the call.
     """
