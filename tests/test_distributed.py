@@ -319,6 +319,43 @@ def check_dtensor() -> None:
         sms.scaled_mask_softmax(rows, torch.zeros(8, dtype=torch.bool), 0.5, True)
 
 
+def check_gradients_of_dtensors() -> None:
+    """Of a mask, whether shards share it or not; and of scores, wherever the incoming gradient is sharded."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2, 2))
+    shape = (4, 4, 6, 8)
+    x, grad = normal(shape, torch.float64, "cpu"), normal(shape, torch.float64, "cpu", 1)
+    placements = [Replicate(), Shard(0), Shard(1), Shard(2)]
+    masks = [(8,), (6, 8), (4, 6, 8), (4, 1, 1, 8), (1, 4, 6, 1), (4, 4, 6, 8)]
+    for mask_shape, is_causal, of_x in itertools.product(masks, (False, True), (False, True)):
+        leaves = [x.clone().requires_grad_(of_x), normal(mask_shape, torch.float64, "cpu", 2).requires_grad_()]
+        y = sms.scaled_mask_softmax(*leaves, 0.5, is_causal)
+        expected = torch.autograd.grad(y, leaves if of_x else leaves[1:], grad)
+        for placed in itertools.product(placements, placements):
+            sharded = distribute_tensor(x, mesh, placed).requires_grad_(of_x)
+            mask = distribute_tensor(leaves[1].detach(), mesh, [Replicate(), Replicate()]).requires_grad_()
+            y = sms.scaled_mask_softmax(sharded, mask, 0.5, is_causal)
+            given = distribute_tensor(grad, mesh, placed)
+            got = torch.autograd.grad(y, [sharded, mask] if of_x else [mask], given)
+            for one, wanted in zip(got, expected, strict=True):
+                torch.testing.assert_close(one.full_tensor(), wanted, rtol=0, atol=1e-14)
+    # DTensor remembers how it ran a call of the same shapes, but not whether that was causal.
+    by_name = torch.ops.scaled_mask_softmax.scaled_mask_softmax.default
+    pairs = itertools.product(placements, [*placements, Shard(3)])
+    for (of_scores, of_grad), form, is_causal in itertools.product(
+        pairs, (sms.scaled_mask_softmax, by_name), (False, True)
+    ):
+        leaf = x.clone().requires_grad_()
+        y = sms.scaled_mask_softmax(leaf, None, 0.5, is_causal)
+        (wanted,) = torch.autograd.grad(y, leaf, grad)
+        sharded = distribute_tensor(x, mesh, [of_scores, Replicate()]).requires_grad_()
+        y = form(sharded, None, 0.5, is_causal)
+        (got,) = torch.autograd.grad(y, sharded, distribute_tensor(grad, mesh, [of_grad, Replicate()]))
+        torch.testing.assert_close(got.full_tensor(), wanted, rtol=0, atol=1e-14)
+
+
 def test_dtensors_sharded_by_batch_heads_and_rows_need_no_communication_and_columns_little(tmp_path: Path) -> None:
     processes.run(4, tmp_path, check_dtensor)
 
@@ -374,6 +411,10 @@ def check_training(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_training_steps_over_two_processes_are_those_of_one(tmp_path: Path, kind: str) -> None:
     processes.run(2, tmp_path, check_training, kind)
+
+
+def test_gradients_of_dtensors(tmp_path: Path) -> None:
+    processes.run(4, tmp_path, check_gradients_of_dtensors)
 
 
 def test_importing_the_package_leaves_dtensor_alone() -> None:

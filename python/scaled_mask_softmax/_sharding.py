@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -32,54 +31,36 @@ def _placement(name: str, tensor: Any, scores: Any, dim: int) -> Any:
     return Shard(dim)  # of the scores' shape
 
 
-def _strategies(scores: Any, positional: bool, results: int = 1, **tensors: Any) -> list[tuple[list[Any], list[Any]]]:
-    """Placements of the results and of the tensor arguments that need no communication.
+def _strategies(scores: Any, **tensors: Any) -> list[tuple[list[Any], list[Any]]]:
+    """Placements of a result of the scores' shape and of the tensor arguments that need no communication.
 
-    Results have the scores' shape, with or without the columns. A shard is a problem of its own along every dimension
-    but the columns and, where the query index counts (`positional`), the rows.
+    A shard along any dimension but rows and columns is a problem of its own, and so are rows where the query index
+    does not count. But DTensor keeps what it chose for later calls with the same tensors and integers, in which
+    is_causal may be another.
     """
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    result: list[tuple[list[Any], list[Any]]] = [([Replicate()] * results, [Replicate()] * len(given))]
-    for dim in range(scores.ndim - (2 if positional else 1)):
-        placed = [_placement(name, tensor, scores, dim) for name, tensor in given.items()]
-        result.append(([Shard(dim)] * results, placed))
+    result: list[tuple[list[Any], list[Any]]] = [([Replicate()], [Replicate()] * len(given))]
+    for dim in range(scores.ndim - 2):
+        result.append(([Shard(dim)], [_placement(name, tensor, scores, dim) for name, tensor in given.items()]))
     return result
 
 
 def _forward(
-    results: int,
-    x: Any,
-    mask: Any = None,
-    scale: float = 1.0,
-    is_causal: bool = False,
-    *,
-    diagonal: int = 0,
-    window: int | None = None,
-    key_lengths: Any = None,
-    sink: Any = None,
+    x: Any, mask: Any = None, *options: Any, key_lengths: Any = None, sink: Any = None, **keywords: Any
 ) -> list[tuple[list[Any], list[Any]]]:
-    positional = is_causal or window is not None
-    return _strategies(x, positional, results, x=x, mask=mask, key_lengths=key_lengths, sink=sink)
+    return _strategies(x, x=x, mask=mask, key_lengths=key_lengths, sink=sink)
 
 
 def _backward(
-    results: int,
-    grad: Any,
-    y: Any,
-    scale: float,
-    is_causal: bool,
-    *,
-    diagonal: int = 0,
-    window: int | None = None,
-    key_lengths: Any = None,
+    grad: Any, y: Any, *options: Any, key_lengths: Any = None, **keywords: Any
 ) -> list[tuple[list[Any], list[Any]]]:
-    return _strategies(y, is_causal or window is not None, results, grad=grad, y=y, key_lengths=key_lengths)
+    return _strategies(y, grad=grad, y=y, key_lengths=key_lengths)
 
 
-register_sharding(_OPERATORS.scaled_mask_softmax.default)(partial(_forward, 1))
-register_sharding(_OPERATORS.scaled_mask_softmax.with_sink_probability)(partial(_forward, 2))
-register_sharding(_OPERATORS.scaled_mask_softmax_backward.default)(partial(_backward, 1))
-register_sharding(_OPERATORS.scaled_mask_softmax_backward.with_dots)(partial(_backward, 2))
+# None for the others: one has the shape of its result among its arguments, and what some return follows from truth
+# values, which DTensor does not look at.
+register_sharding(_OPERATORS.scaled_mask_softmax.default)(_forward)
+register_sharding(_OPERATORS.scaled_mask_softmax_backward.default)(_backward)
 
 
 def _local(name: str, tensor: Any, x: DTensor) -> Any:
@@ -114,14 +95,15 @@ def forward(
 ) -> torch.Tensor:
     """The operator on each process's part, where DTensor's own rules would gather or cannot tell.
 
-    They have no way to say that shards of rows need a diagonal each, nor that shards of columns need two numbers a row,
-    and they leave arguments by keyword where they are.
+    They have no way to say that shards of rows need a diagonal each, nor that shards of columns need two numbers a row;
+    they serve no gradient of a mask or sink, and leave arguments by keyword where they are.
     """
     positional = is_causal or window is not None
     rows, last = x.ndim - 2, x.ndim - 1
     by_column = [dim for dim, placement in enumerate(x.placements) if placement.is_shard(last)]
-    by_row = positional and any(placement.is_shard(rows) for placement in x.placements)
-    if not (by_column or by_row or key_lengths is not None or sink is not None):
+    by_row = any(placement.is_shard(rows) for placement in x.placements)
+    of_mask = mask is not None and mask.requires_grad and torch.is_grad_enabled()
+    if not (by_column or by_row or of_mask or key_lengths is not None or sink is not None):
         result = _OPERATORS.scaled_mask_softmax.default(
             x, mask, scale, is_causal, diagonal=diagonal, window=window, key_lengths=key_lengths, sink=sink
         )
