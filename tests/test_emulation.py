@@ -121,7 +121,7 @@ def kernels_of(dtype: torch.dtype) -> set[str]:
     long_with_dropout = ["stream_row"] if dtype == torch.float64 else ["block_row", "stream_row"]
     kernels = {"mask_gradient", "mask_gradient with dropout", "keep", "keep with dropout"}
     if dtype != torch.float64:
-        kernels.add("forward, pair_rows")
+        kernels |= {"forward, pair_rows", "forward, pair_rows in clusters"}
     for direction in ("forward", "backward"):
         without = ["warp_rows", "block_row", "shared_row", "stream_row", clusters]
         kernels |= {f"{direction}, {name}" for name in without}

@@ -163,7 +163,8 @@ def scaled_mask_softmax(
             Columns past a length are not read.
         sink: None, or logits of shape ``[H]``, one for each entry of dimension -3 of x, whose rank is then 3 or more;
             its dtype is x's, or float32 for float16 and bfloat16 x. A sink takes probability without a column of its
-            own, so a row sums to less than 1. It is neither scaled nor masked.
+            own, so a row sums to less than 1. It is neither scaled nor masked. One of NaN or +inf makes its rows NaN,
+            those that point 4 speaks of too.
         dropout_p: probability that a cell is dropped, in [0, 1], to the nearest multiple of ``2**-32``; always applied,
             so pass 0 outside of training. Random numbers are those of torch's default generator of x's device, so
             ``torch.manual_seed`` repeats them, and a captured CUDA graph draws anew in each replay. Which cells are

@@ -310,7 +310,8 @@ class Problem {
 
 void Problem::draw() {
   const int per_vector = cuda::kVectorBytes / element_bytes(element_);
-  if (random_.chance(0.05)) {
+  const bool is_long = random_.chance(0.05);
+  if (is_long) {
     // Longer than a block's registers; a part of them not longer than its shared memory.
     const int64_t vectors = random_.chance(0.5) ? random_.between(2000, 5000) : random_.between(500, 12000);
     shape_.columns = vectors * per_vector + random_.between(-per_vector, per_vector);
@@ -321,7 +322,7 @@ void Problem::draw() {
     shape_.columns = random_.between(1, 100 * per_vector);
   }
   shape_.columns = std::max<int64_t>(shape_.columns, 1);
-  const int64_t rows = std::clamp<int64_t>(4000 / shape_.columns, 1, 300) + (random_.chance(0.5) ? 3 : 0);
+  const int64_t rows = std::clamp<int64_t>(4000 / shape_.columns, 1, 300) + (is_long || random_.chance(0.5) ? 3 : 0);
   shape_.size[0] = random_.between(1, std::min<int64_t>(rows, 3));
   shape_.size[1] = random_.between(1, std::min<int64_t>(rows / shape_.size[0], 3));
   shape_.size[2] = random_.between(1, std::max<int64_t>(rows / shape_.size[0] / shape_.size[1], 1));
@@ -330,12 +331,12 @@ void Problem::draw() {
   const int capabilities[] = {75, 80, 86, 90, 90, 120};
   capability_ = random_.one_of(capabilities);
   const int64_t queries = shape_.size[2];
-  band_ = {random_.chance(0.5), -queries, shape_.columns};
+  band_ = {random_.chance(is_long ? 0.7 : 0.5), -queries, shape_.columns};
   if (band_.active) {
     if (random_.chance(0.5)) band_.begin = random_.between(-queries, shape_.columns);
     if (random_.chance(0.8)) band_.end = random_.between(-queries, shape_.columns);
     // As a slice of a square has it: rows that can be paired.
-    if (random_.chance(0.3)) band_.end = (shape_.columns - queries) / 2 + random_.between(-1, 1);
+    if (random_.chance(is_long ? 0.7 : 0.3)) band_.end = (shape_.columns - queries) / 2 + random_.between(-1, 1);
   }
   const double scales[] = {1, 1, 0.125, 0.125, -0.7, 0};
   scale_ = random_.one_of(scales);
