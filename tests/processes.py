@@ -20,6 +20,8 @@ def _enter(
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
     try:
         function(*arguments)
+        # A thread of gloo that is the last to hold a tensor aborts a process that ends meanwhile.
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 
