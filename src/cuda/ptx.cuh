@@ -36,6 +36,7 @@ __device__ __forceinline__ void store_16(char* address, const uint32_t (&word)[4
 // The address as a value of its own: the compiler would otherwise add its parts again for every access.
 __device__ __forceinline__ const char* one_address(const char* address) {
   asm("" : "+l"(address));
+  __builtin_assume(__isGlobal(address));
   return address;
 }
 

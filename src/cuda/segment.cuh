@@ -98,12 +98,12 @@ struct Ahead {
         element[i] = sum_of_element(i);
         if (i >= columns) sum = add(sum, element[i]);
       }
-      sum = __shfl_sync(kFullWarp, sum, (lane + kLanes - 1) % kLanes, kLanes);
+      sum = __shfl_sync(kFullWarp, sum, lane + kLanes - 1, kLanes);
 #pragma unroll
       for (int i = 0; i + 1 < kCount; ++i) {
         if (i < columns) sum = add(sum, element[i]);
       }
-      sum = __shfl_sync(kFullWarp, sum, (lane + 1) % kLanes, kLanes);
+      sum = __shfl_sync(kFullWarp, sum, lane + 1, kLanes);
     }
     return sum;
   }
@@ -126,7 +126,8 @@ struct Ahead {
                                         int lane) const {
     constexpr int kBytes = kBytesOf<kElement>;
     if constexpr (kPreceded) {
-      store_preceded<kLanes, kBytes>(segment - columns * kBytes, value, extent, columns, lane);
+      char* boundary = segment - reinterpret_cast<uintptr_t>(segment) % kVectorBytes;
+      store_preceded<kLanes, kBytes>(boundary, value, extent, columns, lane);
     } else {
       store_vectors<kLanes, kWhole, kBytes>(segment, value, extent, lane);
     }

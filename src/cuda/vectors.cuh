@@ -596,39 +596,35 @@ struct alignas(kVectorBytes) Vector {
 };
 
 // Stores the vectors of each lane that hold a segment with `ahead` columns before it, from a vector boundary on. Every
-// lane of the warp calls it. The first and the last vector, of which only a part is the segment's, go through shared
-// memory: a lane stores one element of them, instead of one lane all.
+// lane of the warp calls it. The first and the last vector, of which only a part may be the segment's, go through shared
+// memory: a lane stores one element of them, instead of one lane all. Where they are one vector it is stored twice.
 template <int kLanes, int kElementBytes, int kVectors>
 __device__ __forceinline__ void store_preceded(char* boundary, const Chunk<16> (&value)[kVectors],
                                                const Extent& segment_extent, int ahead, int lane) {
   constexpr int kCount = kVectorBytes / kElementBytes;
+  constexpr int kLength = kLanes * kCount;
   constexpr int kThreads = kLanes < kWarpLanes ? kWarpRowsThreads : kBlockThreads;  // of the largest block
   __shared__ Vector edges[kThreads / kLanes][2];
-  Vector(&edge)[2] = edges[threadIdx.x / kLanes];
-  char* base = const_cast<char*>(one_address(boundary + lane * kVectorBytes));
+  char* const edge = edges[threadIdx.x / kLanes][0].byte;
   const int last = segment_extent.last;
-  const int last_vector = last / kCount;
-  const bool first_is_whole = ahead == 0 && last_vector > 0;
+  const int tail = last & -kCount;  // the first column of the last vector
+  const int lane_tail = tail - lane * kCount;
+  boundary = const_cast<char*>(one_address(boundary));
+  char* base = const_cast<char*>(one_address(boundary + lane * kVectorBytes));
+  if (lane == 0) *reinterpret_cast<Chunk<16>*>(edge) = value[0];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    const int vector = k * kLanes + lane;
-    if (vector < last_vector && (vector > 0 || first_is_whole)) {
-      store_aligned(base + k * kLanes * kVectorBytes, value[k]);
-    }
-    if (vector == last_vector) *reinterpret_cast<Chunk<16>*>(edge[1].byte) = value[k];
+    if (lane_tail > k * kLength && (k > 0 || lane > 0)) store_aligned(base + k * kLanes * kVectorBytes, value[k]);
+    const bool is_folded = k == 0 && lane_tail == kVectors * kLength;
+    if (lane_tail == k * kLength || is_folded) *reinterpret_cast<Chunk<16>*>(edge + kVectorBytes) = value[k];
   }
-  if (lane == 0) *reinterpret_cast<Chunk<16>*>(edge[0].byte) = value[0];
   __syncwarp();
 #pragma unroll
   for (int e = 0; e < 2 * kCount; e += kLanes) {
-    const int side = (e + lane) / kCount;
-    const int element = (e + lane) % kCount;
-    const int vector = side == 0 ? 0 : last_vector;
-    const int column = vector * kCount + element;
-    const bool is_cut = side == 0 ? !first_is_whole : side == 1 && last_vector > 0;
-    if (is_cut && column >= ahead && column < last) {
-      const int from = last_vector == kVectors * kLanes ? 0 : side;  // a folded end
-      const auto piece = load_aligned<kElementBytes, Cache::keep>(edge[from].byte + element * kElementBytes);
+    const int index = e + lane;
+    const int column = index < kCount ? index : tail + index % kCount;
+    if ((kLanes <= 2 * kCount || index < 2 * kCount) && column >= ahead && column < last) {
+      const auto piece = load_aligned<kElementBytes, Cache::keep>(edge + index * kElementBytes);
       store_element<kElementBytes>(boundary + column * kElementBytes, piece);
     }
   }
