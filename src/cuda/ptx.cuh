@@ -100,6 +100,21 @@ __device__ __forceinline__ uint32_t spread_signs(uint32_t word) {
   return spread;
 }
 
+// All bits of each half of a pair, elements `first` and the next of a vector, that is before element `count`, or is not.
+// Compares them as float16 numbers: 1,024 + n has the bits 0x6400 + n. Both at most 1,000.
+template <bool kBefore>
+__device__ __forceinline__ uint32_t halves_at(uint32_t first, uint32_t count) {
+  const uint32_t elements = 0x64006400u + first * 0x10001u + 0x10000u;
+  const uint32_t counts = 0x64006400u + count * 0x10001u;
+  uint32_t halves;
+  if constexpr (kBefore) {
+    asm("set.lt.u32.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(elements), "r"(counts));
+  } else {
+    asm("set.ge.u32.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(elements), "r"(counts));
+  }
+  return halves;
+}
+
 // The shared memory that a launch asked for; 16-byte aligned.
 __device__ __forceinline__ char* launched_memory() {
   extern __shared__ __align__(16) char memory[];

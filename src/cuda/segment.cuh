@@ -59,15 +59,9 @@ struct Ahead {
   // Whether this is such an element.
   __device__ __forceinline__ bool is_folded(int element, int lane) const { return lane == 0 && element < columns; }
 
-  // Whether all columns of a segment are live: those before it are then dead, or such elements, and nothing else is.
-  __device__ __forceinline__ bool fills(const Extent& extent, int length) const {
-    return kPreceded && extent.begin == columns && extent.end == columns + length;
-  }
-
-  // at_edges() (vectors.cuh) of vectors of a segment: one that is full has none.
-  template <int kLanes, int kVectors, int kLength, bool kWhole, typename Run>
+  // at_edges() (vectors.cuh) of vectors of a segment.
+  template <int kLanes, int kVectors, bool kWhole, typename Run>
   __device__ __forceinline__ void at_edges(const Extent& extent, int first, int lane, const Run& run) const {
-    if (kPreceded && __all_sync(kFullWarp, fills(extent, kLength))) return;
     cuda::at_edges<kLanes, kCount, kVectors, kWhole, kPreceded>(extent, first, lane, run);
   }
 
@@ -317,7 +311,7 @@ struct Scores {
       take_packed(raw, arguments, extent, ahead, first, lane);
     } else if constexpr (kBytesOf<kElement> == 2) {
       auto live = raw;
-      ahead.template at_edges<kLanes, kBatch, kLength, kWhole>(
+      ahead.template at_edges<kLanes, kBatch, kWhole>(
           extent, first, lane, [&](int k, const auto& edge) { live.exclude(k, edge); });
       if constexpr (kBehind != 0) {
         ahead.template at_fold<kLength>(
@@ -344,7 +338,7 @@ struct Scores {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) scores[i] = edge.is_live(i) ? scores[i] : kNegativeInfinity<Real>;
       };
-      ahead.template at_edges<kLanes, kBatch, kLength, kWhole>(
+      ahead.template at_edges<kLanes, kBatch, kWhole>(
           extent, first, lane, [&](int k, const auto& edge) { exclude(value[first + k], edge); });
       if constexpr (kBehind != 0) {
         int begin = 0;
@@ -616,7 +610,7 @@ struct Scores {
         word = (word & live_bits) | (kExcluded & ~live_bits);
       }
     };
-    ahead.template at_edges<kLanes, kBatch, kLength, kWhole>(extent, first, lane, exclude);
+    ahead.template at_edges<kLanes, kBatch, kWhole>(extent, first, lane, exclude);
     if constexpr (kBehind != 0) {
       ahead.template at_fold<kLength>(
           extent, lane, [&](const auto& edge) { exclude(kBatch, edge); }, [&](const auto& edge) { live.fold(edge); });
@@ -715,7 +709,7 @@ struct RawGradients {
 #pragma unroll
       for (int w = 0; w < 4; ++w) y[k][0].word[w] &= edge.template live_bits<kBytes>(w);
     };
-    ahead.template at_edges<kLanes, kVectors, kLanes * kVectors * kCount, kWhole>(extent, first, lane, exclude);
+    ahead.template at_edges<kLanes, kVectors, kWhole>(extent, first, lane, exclude);
     if constexpr (kBehind != 0) {
       ahead.template at_fold<kLanes * kVectors * kCount>(
           extent, lane, [&](const auto& edge) { exclude(kVectors, edge); },

@@ -230,6 +230,7 @@ struct EdgeElements {
   // The bits of word `w` of the vector that belong to live elements.
   template <int kElementBytes>
   __device__ __forceinline__ uint32_t live_bits(int w) const {
+    if constexpr (kElementBytes == 2) return halves_at<kBefore>(2 * w, count);
     const int bits = 8 * kElementBytes * count - 32 * w;
     const uint32_t behind = __funnelshift_lc(0, ~0u, w == 0 ? bits : max(bits, 0));
     return kBefore ? ~behind : behind;
@@ -237,50 +238,77 @@ struct EdgeElements {
 };
 
 // Calls run(k, edge) for the vectors first + k, k < kVectors, of a lane that may be live in part, or, unless rows are
-// whole, hold what load_vectors() read for a lane with nothing live. `extent` is the segment's. Where a lane has several
-// vectors, every lane of the warp calls it.
+// whole, hold what load_vectors() read for a lane with nothing live; perhaps for others. `extent` is the segment's. Where
+// a lane has several vectors, every lane of the warp calls it.
 template <int kLanes, int kCount, int kVectors, bool kWhole, bool kPreceded, typename Run>
 __device__ __forceinline__ void at_edges(const Extent& extent, int first, int lane, const Run& run) {
-  const auto vector = [&](auto before, int limit, int k) {
-    const int count = limit - ((first + k) * kLanes + lane) * kCount;
+  constexpr int kLength = kLanes * kCount;
+  constexpr std::true_type end;
+  constexpr std::false_type begin;
+  const auto limit_of = [&](auto before) { return decltype(before)::value ? extent.end : max(extent.begin, 0); };
+  const auto vector = [&](auto before, int k) {
+    const int count = limit_of(before) - ((first + k) * kLanes + lane) * kCount;
     run(k, EdgeElements<decltype(before)::value>{max(0, min(count, kCount))});
   };
-  const auto edge = [&](auto before, int limit) {
-    constexpr int kLength = kLanes * kCount;
-    constexpr int kGrain = kWhole ? kCount : kLength;
-    if constexpr (kVectors == 1) {
-      if (limit % kGrain != 0) vector(before, limit, 0);
-    } else if constexpr (kLanes == kWarpLanes) {
-      constexpr bool kBefore = decltype(before)::value;
-      if (limit % kGrain == 0) return;
-      if constexpr (!kPreceded) {
+  if constexpr (kPreceded) {
+    // Fewest instructions: most segments begin in their first vector and end in their last.
+    vector(end, kVectors - 1);
+    vector(begin, 0);
+    if constexpr (kVectors == 1) return;
+    const bool late = extent.begin > (first + 1) * kLength;
+    const bool early = extent.end < (first + kVectors - 1) * kLength;
+    if (!__any_sync(kFullWarp, late | early)) return;
+    if constexpr (kLanes == kWarpLanes) {
+      if (early) {
+        in_turn<kVectors - 2, -1, kVectors - 1>([&](auto number) {
+          constexpr int k = decltype(number)::value;
+          if (extent.end < (first + k) * kLength) return false;
+          vector(end, k);
+          keep_apart<k>();
+          return true;
+        });
+      }
+      if (late) {
+        in_turn<1, 1, kVectors - 1>([&](auto number) {
+          constexpr int k = decltype(number)::value;
+          if (extent.begin >= (first + k + 1) * kLength) return false;
+          vector(begin, k);
+          keep_apart<k>();
+          return true;
+        });
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kVectors - 1; ++k) vector(end, k);
+      if (!__any_sync(kFullWarp, late)) return;
+#pragma unroll
+      for (int k = 1; k < kVectors; ++k) vector(begin, k);
+    }
+  } else {
+    const auto edge = [&](auto before) {
+      constexpr int kGrain = kWhole ? kCount : kLength;
+      const int limit = limit_of(before);
+      if constexpr (kVectors == 1) {
+        if (limit % kGrain != 0) vector(before, 0);
+      } else if constexpr (kLanes == kWarpLanes) {
         // Fewest registers.
+        if (limit % kGrain == 0) return;
         const uint32_t at = static_cast<uint32_t>(limit) / kLength;  // far outside for negative limits
         in_batches<kVectors, 1>([&](auto number, auto) {
           constexpr int k = decltype(number)::value;
           if (at == static_cast<uint32_t>(first) + k) {
-            vector(before, limit, k);
+            vector(before, k);
             keep_apart<k>();
           }
         });
-        return;
-      }
-      // Fewest instructions: most segments begin in their first vector, and most that end early do in their last.
-      if (limit < first * kLength || limit >= (first + kVectors) * kLength) return;
-      in_turn<kBefore ? kVectors - 1 : 0, kBefore ? -1 : 1, kVectors>([&](auto number) {
-        constexpr int k = decltype(number)::value;
-        if (kBefore ? limit < (first + k) * kLength : limit >= (first + k + 1) * kLength) return false;
-        vector(before, limit, k);
-        keep_apart<k>();
-        return true;
-      });
-    } else if (__any_sync(kFullWarp, limit % kGrain != 0)) {
+      } else if (__any_sync(kFullWarp, limit % kGrain != 0)) {
 #pragma unroll
-      for (int k = 0; k < kVectors; ++k) vector(before, limit, k);
-    }
-  };
-  edge(std::true_type{}, extent.end);
-  edge(std::false_type{}, max(extent.begin, 0));
+        for (int k = 0; k < kVectors; ++k) vector(before, k);
+      }
+    };
+    edge(end);
+    edge(begin);
+  }
 }
 
 // The segment that begins at column `start` of a row held in registers; of a row of no columns if it does not exist.

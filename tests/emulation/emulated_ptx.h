@@ -49,6 +49,11 @@ uint32_t spread_signs(uint32_t word) {
   return spread;
 }
 
+template <bool kBefore>
+uint32_t halves_at(uint32_t first, uint32_t count) {
+  return ((first < count) == kBefore ? 0xffffu : 0) | ((first + 1 < count) == kBefore ? 0xffff0000u : 0);
+}
+
 inline char* launched_memory() { return emulation::launched_memory(); }
 
 inline void copy_16(char* target, const char* source) {
