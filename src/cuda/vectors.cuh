@@ -374,17 +374,9 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
   constexpr int kPieceCount = S::kPieceCount;
   constexpr int kChunkBytes = S::kChunkBytes;
   constexpr int kLength = kLanes * kCount;
-  const char* base = one_address(segment_base + lane * S::kBytes);
   const Extent extent = segment_extent.moved(lane * kCount);
   const auto column = [&](int k, int p) { return (k < kVectors ? first + k : kBehind) * kLength + p * kPieceCount; };
   const auto fill = [&](int k, int p) { out[k][p] = filled_with<kChunkBytes>(k < kVectors ? dead : 0); };
-  const auto load = [&](int k, int p) {
-    out[k][p] = load_aligned<kChunkBytes, kCache>(base + column(k, p) * kElementBytes);
-  };
-  const auto load_live = [&](int k, int p) {
-    fill(k, p);
-    if (extent.any_live(column(k, p), kPieceCount)) load(k, p);
-  };
   // Calls each(k, p) for pieces of vectors [kBegin, kEnd).
   const auto for_pieces = [&](auto begin, auto end, const auto& each) {
 #pragma unroll
@@ -396,6 +388,14 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
   constexpr std::integral_constant<int, 0> begin_of_own;
   constexpr std::integral_constant<int, kVectors> end_of_own;
   if constexpr (kWhole) {
+    const char* base = one_address(segment_base + lane * S::kBytes);
+    const auto load = [&](int k, int p) {
+      out[k][p] = load_aligned<kChunkBytes, kCache>(base + column(k, p) * kElementBytes);
+    };
+    const auto load_live = [&](int k, int p) {
+      fill(k, p);
+      if (extent.any_live(column(k, p), kPieceCount)) load(k, p);
+    };
     // With one vector a lane, a warp may come here in part.
     if (kVectors > 1 && __all_sync(kFullWarp, segment_extent.all_live(first * kLength, kVectors * kLength))) {
       for_pieces(begin_of_own, end_of_own, load);
@@ -407,35 +407,38 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
   constexpr uintptr_t kMask = kChunkBytes - 1;
   const auto segment_address = reinterpret_cast<uintptr_t>(segment_base);
   const int shift = static_cast<int>(segment_address & kMask);
-  const char* boundary = segment_base - shift;
+  const char* boundary = one_address(segment_base - shift);
   constexpr std::integral_constant<int, kHeld> end_of_all;
   const bool has_behind = kBehind != 0 && segment_extent.end > kBehind * kLength;
   const int end_of_live = has_behind ? segment_extent.end : min(segment_extent.end, (first + kVectors) * kLength);
   const int last = (end_of_live - 1) & -kPieceCount;  // where the last piece with a live column begins
-  // Whether the aligned vectors that overlap the live columns lie inside the operand.
-  bool inside = inner;
-  if (!inner) {
-    const uintptr_t first_load = segment_address - shift;
-    inside = (first_load >= span.low) &
-             (first_load + last * kElementBytes + (shift == 0 ? kChunkBytes : 2 * kChunkBytes) <= span.high);
-  }
   // A warp with one row takes one way, and is told so.
   constexpr bool kOneRow = kLanes == kWarpLanes && kVectors > 1;
   const auto all_of = [&](bool value) { return kOneRow ? static_cast<bool>(__all_sync(kFullWarp, value)) : value; };
-  if (!all_of(inside)) {
-    // Few rows, and few segments of them.
-    for_pieces(begin_of_own, end_of_all, [&](int k, int p) {
-      const int a = column(k, p);
-      fill(k, p);
-      if (!extent.any_live(a, kPieceCount)) return;
-      out[k][p] = typename S::Piece{};
+  const auto any_of = [&](bool value) { return kOneRow ? static_cast<bool>(__any_sync(kFullWarp, value)) : value; };
+  if (!all_of(inner)) {
+    // Few rows. Whether the aligned vectors that overlap the live columns lie inside the operand.
+    const uintptr_t first_load = segment_address - shift;
+    const bool inside =
+        inner | ((first_load >= span.low) &
+                 (first_load + last * kElementBytes + (shift == 0 ? kChunkBytes : 2 * kChunkBytes) <= span.high));
+    if (!all_of(inside)) {
+      // Few segments of them.
+      const char* base = segment_base + lane * S::kBytes;
+      for_pieces(begin_of_own, end_of_all, [&](int k, int p) {
+        const int a = column(k, p);
+        fill(k, p);
+        if (!extent.any_live(a, kPieceCount)) return;
+        out[k][p] = typename S::Piece{};
 #pragma unroll
-      for (int i = 0; i < kPieceCount; ++i) {
-        if (extent.any_live(a + i, 1)) load_element<kElementBytes>(out[k][p], i, base + (a + i) * kElementBytes);
-      }
-    });
-    return;
+        for (int i = 0; i < kPieceCount; ++i) {
+          if (extent.any_live(a + i, 1)) load_element<kElementBytes>(out[k][p], i, base + (a + i) * kElementBytes);
+        }
+      });
+      return;
+    }
   }
+  const char* lane_boundary = one_address(boundary + lane * S::kBytes);
   // The second one of each piece, where two overlap it.
   typename S::Piece high[kHeld][S::kPieces];
   const auto read = [&](int k, int p, const char* from) { out[k][p] = load_aligned<kChunkBytes, kCache>(from); };
@@ -454,18 +457,20 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
       });
     });
   };
+  // All lanes read a vector with a live column: what lies past the last one is read there instead.
   const auto place = [&](int a) { return boundary + int64_t{min(a, last)} * kElementBytes; };
+  // Few segments begin behind their first vector or end before their last.
+  const bool each_live = all_of((segment_extent.begin < (first + 1) * kLength) &
+                                (segment_extent.end > (first + kVectors - 1) * kLength));
   const auto read_batch = [&](auto begin, auto end, const auto& each) {
-    constexpr int kEnd = decltype(end)::value;
-    // Few segments begin late or end early.
-    const bool all = (segment_extent.begin < (first + 1) * kLength) &
-                     (segment_extent.end > (first + kEnd) * kLength - kPieceCount);
-    if (all_of(all)) {
-      for_pieces(begin, end, [&](int k, int p) { each(k, p, base - shift + column(k, p) * kElementBytes); });
-    } else {
-      // All lanes read a vector with a live column: what lies past the last one is read there instead.
+    if (each_live) {
       for_pieces(begin, end, [&](int k, int p) {
-        if (segment_extent.any_live((first + k) * kLength, kLength)) {
+        const int a = column(k, p);
+        each(k, p, k < kVectors - 1 ? lane_boundary + a * kElementBytes : place(a + lane * kCount));
+      });
+    } else {
+      for_pieces(begin, end, [&](int k, int p) {
+        if (any_of(segment_extent.any_live((first + k) * kLength, kLength))) {
           each(k, p, place(column(k, p) + lane * kCount));
         } else {
           fill(k, p);
@@ -478,24 +483,16 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
   const auto read_behind = [&](const auto& each) {
     for_pieces(end_of_own, end_of_all, [&](int k, int p) { each(k, p, place(column(k, p))); });
   };
-  // The last vectors by themselves: most segments that end early do there.
-  constexpr int kFirst = kVectors - (kVectors + 2) / 4;
   if (all_of(shift == 0)) {
-    in_batches<kFirst, kVectors>([&](auto begin, auto end) { read_batch(begin, end, read); });
-    in_batches<kVectors, kVectors, kFirst>([&](auto begin, auto end) { read_batch(begin, end, read); });
-    if (has_behind) read_behind(read);
+    read_batch(begin_of_own, end_of_own, read);
+    if (any_of(has_behind)) read_behind(read);
   } else if constexpr (kChunkBytes > kElementBytes) {
     // A few at a time: each takes twice its registers until it is realigned.
     in_batches<kVectors, 4 * kVectorBytes / S::kBytes>([&](auto begin, auto end) {
-      constexpr int kBegin = decltype(begin)::value;
-      constexpr int kEnd = decltype(end)::value;
-      constexpr int kCut = kBegin < kFirst && kFirst < kEnd ? kFirst : kEnd;
-      constexpr std::integral_constant<int, kCut> cut;
-      read_batch(begin, cut, read_two);
-      if constexpr (kCut < kEnd) read_batch(cut, end, read_two);
+      read_batch(begin, end, read_two);
       realign_all(begin, end);
     });
-    if (has_behind) {
+    if (any_of(has_behind)) {
       read_behind(read_two);
       realign_all(end_of_own, end_of_all);
     }
