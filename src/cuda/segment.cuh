@@ -318,14 +318,23 @@ struct Scores {
             extent, lane, [&](const auto& edge) { live.exclude(kBatch, edge); },
             [&](const auto& edge) { live.fold(edge); });
       }
+      const auto take_vector = [&](int k) {
+        unpack<kElement>(live.x[k][0], value[first + k]);
+        add_mask(value[first + k], live.mask[k], scale_of<Real>(arguments));
+      };
+      const bool each_live = kPreceded && extent.begin < column(first + 1) && extent.end > column(first + kBatch - 1);
+      if (kPreceded && __all_sync(kFullWarp, each_live)) {
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        if (may_be_live(extent, first + k)) {
-          unpack<kElement>(live.x[k][0], value[first + k]);
-          add_mask(value[first + k], live.mask[k], scale_of<Real>(arguments));
-        } else {
+        for (int k = 0; k < kBatch; ++k) take_vector(k);
+      } else {
 #pragma unroll
-          for (int i = 0; i < kCount; ++i) value[first + k][i] = constant_of_branch<0xff800000u>();
+        for (int k = 0; k < kBatch; ++k) {
+          if (may_be_live(extent, first + k)) {
+            take_vector(k);
+          } else {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) value[first + k][i] = constant_of_branch<0xff800000u>();
+          }
         }
       }
     } else {
@@ -418,22 +427,25 @@ struct Scores {
         exponent.exponentiate(value[k], vector_shift);
       }
     };
-    // Rows that are not whole wait for arithmetic: where each vector is live and near, one test serves both.
+    // Rows that are not whole wait for arithmetic: where each vector is live and near, one test serves all.
     const bool ordinary = kPreceded && kBytesOf<kElement> == 2 && !warp_shift.far && extent.begin < kLanes * kCount &&
                           extent.end > column(kVectors - 1);
+    if (kPreceded && kBytesOf<kElement> == 2 && __all_sync(kFullWarp, ordinary)) {
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
-      if (kPreceded && kBytesOf<kElement> == 2 && __all_sync(kFullWarp, ordinary)) {
-        exponentiate_vector(k, {0, warp_shift.exponent, false});
-      } else if (may_be_live(extent, k)) {
-        exponentiate_vector(k, warp_shift);
-      } else {
+      for (int k = 0; k < kVectors; ++k) exponentiate_vector(k, {0, warp_shift.exponent, false});
+    } else {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) {
-          if constexpr (sizeof(Real) == 4) {
-            value[k][i] = constant_of_branch<0>();
-          } else {
-            value[k][i] = 0;
+      for (int k = 0; k < kVectors; ++k) {
+        if (may_be_live(extent, k)) {
+          exponentiate_vector(k, warp_shift);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) {
+            if constexpr (sizeof(Real) == 4) {
+              value[k][i] = constant_of_branch<0>();
+            } else {
+              value[k][i] = 0;
+            }
           }
         }
       }
