@@ -34,13 +34,15 @@ struct WarpShape {
   int rows;     // in flight a lane: hides the latency of short rows, without effect on the result
 };
 
-// In ascending order of capacity. Few lanes with four vectors each: what a row costs beside its elements is paid by every
-// lane, so 8x4 takes 873 instructions and 48 registers for float16 under a float mask, where 16x2 with two rows in flight
-// takes 1,131 and 54. Measured on an H200 with whole float16 rows without mask, share of a copy's speed: 1x1 .98 at 8
-// columns, 4x1 .96 at 32, 32x4 .97 at 1,024, 32x6 .97 at 1,032 and .98 at 1,088 (.79 and .82 by two warps of a block).
-// More than kBlockVectors are for 16-bit scores without a float32 mask alone: others take too many registers.
+// In ascending order of capacity. Few lanes with several vectors each: what a row costs beside its elements is paid by
+// every lane. A shape more where rows would fill little of the next one, which shows where they wait for arithmetic.
+// Measured on an H200 with float16, share of a copy's speed, beside the next shape: 2x1 .97 (.69) at 16 columns, causal .94
+// (.55); 4x2 causal .91 (.78) at 64; 8x2 causal .92 (.88, by 4x4) at 128; 32x3 .91 (.86) at 768 under a causal mask; 32x5
+// .74 (.64) at 1,025 under a float mask; 32x6 .97 (.79, by two warps of a block) at 1,032. More than kBlockVectors are for
+// 16-bit scores without a float32 mask alone: others take too many registers.
 inline constexpr WarpShape kWarpShapes[] = {
-    {1, 1, 2}, {4, 1, 4}, {4, 4, 1}, {8, 4, 1}, {16, 4, 1}, {32, 4, 1}, {32, 6, 1},
+    {1, 1, 2}, {2, 1, 4},  {4, 1, 4},  {4, 2, 1},  {8, 2, 1},  {8, 4, 1},
+    {16, 4, 1}, {32, 3, 1}, {32, 4, 1}, {32, 5, 1}, {32, 6, 1},
 };
 
 inline constexpr int kWarpRowsThreads = 128;
