@@ -46,6 +46,12 @@ struct Span {
   uintptr_t high;
 };
 
+// How far ahead rows are brought into the L2.
+struct RowPrefetch {
+  uint32_t blocks;  // or clusters; 0: not at all
+  uint32_t rows;    // at once: 1, or all of a block where they lie one behind the other
+};
+
 // How far ahead a mask that neighbouring rows share is brought into the L2.
 struct MaskPrefetch {
   uint32_t rows;  // 0: not at all
@@ -73,6 +79,7 @@ struct ForwardArguments {
   Span mask_span;
   int64_t columns;
   int64_t mask_column_stride;  // bytes
+  RowPrefetch ahead;
   MaskPrefetch mask_prefetch;
   int block_columns;           // of a row that a block holds in shared memory
   int shared_second;           // where the mask begins there, in bytes
@@ -102,6 +109,7 @@ struct BackwardArguments {
   int block_columns;
   int shared_second;   // where grad begins
   bool grad_expanded;  // column stride 0: one element serves the row
+  RowPrefetch ahead;
   Band band;
   NearBand near;
   RowValues<const char> key_lengths;

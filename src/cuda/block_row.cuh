@@ -4,6 +4,7 @@
 #pragma once
 
 #include "dropout.cuh"
+#include "prefetch.cuh"
 #include "segment.cuh"
 #include "sink.cuh"
 #include "team.cuh"
@@ -39,38 +40,6 @@ struct BlockSegment {
     extent = ahead.before(near_extent(arguments, team.row(), place, team.holds_segment(), start), kLength);
   }
 };
-
-template <Element kElement, MaskKind kMask>
-__device__ __forceinline__ void prefetch_mask(const ForwardArguments& arguments, uint32_t row) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  const RowPlace place = arguments.rows.locate(row);
-  const int columns = min(place.query + arguments.near.end, static_cast<int>(arguments.columns));
-  if (columns <= 0) return;
-  const uint32_t bytes = static_cast<uint32_t>(columns) * mask_element_bytes(kMask, kElement);
-  prefetch_to_l2(arguments.mask + place.second, (bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes);
-#endif
-}
-
-// Brings the masks of later rows into the L2: to be called by one thread of those that hold `row`, one of `rows`. Calls
-// prefetch(later), if `row` is the first of those that share a mask. Rows that share one are under way at once and miss
-// the L2 together: at 4,096 float16 columns the mask was read from memory four times. With it .87 -> .88 of a copy's
-// speed there, .90 -> .92 at 8,192 and 16,384 columns (H200).
-template <typename Prefetch>
-__device__ __forceinline__ void prefetch_later(const MaskPrefetch& ahead, uint32_t row, uint32_t rows,
-                                               const Prefetch& prefetch) {
-  const uint32_t later = row + ahead.rows;
-  if (ahead.rows == 0 || later >= rows) return;
-  if (ahead.by_sharers.quotient(row) * ahead.sharers == row) prefetch(later);
-}
-
-template <Element kElement, MaskKind kMask, bool kWhole, typename Team>
-__device__ __forceinline__ void prefetch_later_mask(const ForwardArguments& arguments, const Team& team) {
-  if constexpr (kWhole && has_addend(kMask)) {
-    if (!team.first_thread()) return;
-    prefetch_later(arguments.mask_prefetch, team.row(), arguments.rows.rows,
-                   [&](uint32_t later) { prefetch_mask<kElement, kMask>(arguments, later); });
-  }
-}
 
 // A row's normalizer with its sink, if it has one. The thread for which `stores` is true writes what the sink takes.
 template <Element kElement, typename Real, typename Exponent>
@@ -163,14 +132,19 @@ template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout, is_packed(kElement, kMask) && kWhole>)
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
   const RowTeam<kDropout> team;
-  prefetch_later_mask<kElement, kMask, kWhole>(arguments, team);
+  if constexpr (!kDropout) {
+    prefetch_for_row<kElement, kBlockVectors>(arguments, team);
+    prefetch_mask_for_row<kElement, kMask>(arguments, team);
+  }
   hold_row_forward<kElement, kMask, kBlockVectors, kWhole, kDropout>(arguments, team);
 }
 
 template <Element kElement, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout, false>)
     block_row_backward(const __grid_constant__ BackwardArguments arguments) {
-  hold_row_backward<kElement, kWhole, kDropout>(arguments, RowTeam<kDropout>());
+  const RowTeam<kDropout> team;
+  if constexpr (!kDropout) prefetch_for_row<kElement, kBlockVectors>(arguments, team);
+  hold_row_backward<kElement, kWhole, kDropout>(arguments, team);
 }
 
 template <MaskKind kMask>
@@ -182,7 +156,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
     cluster_row_forward(const __grid_constant__ ForwardArguments arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const ClusterTeam<Accumulate<kElement>, 2, false> team;
-  prefetch_later_mask<kElement, kMask, kWhole>(arguments, team);
+  prefetch_for_row<kElement, kClusterVectors<kMask>>(arguments, team);
+  prefetch_mask_for_row<kElement, kMask>(arguments, team);
   hold_row_forward<kElement, kMask, kClusterVectors<kMask>, kWhole, false>(arguments, team);
 #endif
 }
@@ -191,7 +166,9 @@ template <Element kElement, bool kWhole>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
     cluster_row_backward(const __grid_constant__ BackwardArguments arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  hold_row_backward<kElement, kWhole, false>(arguments, ClusterTeam<Accumulate<kElement>, 1, false>());
+  const ClusterTeam<Accumulate<kElement>, 1, false> team;
+  prefetch_for_row<kElement, kBlockVectors>(arguments, team);
+  hold_row_backward<kElement, kWhole, false>(arguments, team);
 #endif
 }
 

@@ -36,11 +36,30 @@ int64_t last_query(const Rows& rows) {
   return query;
 }
 
-// Of a float mask whose rows are whole. `rows` in the order in which they are walked.
+bool holds_segments(const Plan& plan) {
+  return plan.strategy == Strategy::block_row || plan.strategy == Strategy::cluster_row ||
+         plan.strategy == Strategy::pair_rows;
+}
+
+// `rows` in the order in which they are walked. `partial`: they may have columns that are not live; `second`: the second
+// operand is to be brought too.
+RowPrefetch row_prefetch(const Plan& plan, const Rows& rows, int64_t columns, int bytes, bool partial, bool second) {
+  if (plan.strategy != Strategy::warp_rows && !holds_segments(plan)) return {};
+  const int64_t threads = int64_t{plan.threads} * plan.blocks;
+  RowPrefetch ahead{static_cast<uint32_t>(kPrefetchThreads / threads + 1), 1};
+  if (plan.strategy == Strategy::warp_rows && rows.dims > 0) {
+    const RowDim& inner = rows.dim[rows.dims - 1];
+    const int64_t block_rows = plan.rows_per_block();
+    const bool adjoin = inner.stride[kInput] == columns && (!second || inner.stride[kSecond] == columns) &&
+                        (rows.dims == 1 || inner.size % block_rows == 0);
+    if (adjoin && !partial) ahead.rows = static_cast<uint32_t>(block_rows);
+  }
+  return ahead.rows * columns * bytes < kPrefetchBytes ? RowPrefetch{} : ahead;
+}
+
+// Of a float mask. `rows` in the order in which they are walked.
 MaskPrefetch mask_prefetch(const Plan& plan, const Rows& rows) {
-  const bool holds_segments = plan.strategy == Strategy::block_row || plan.strategy == Strategy::cluster_row ||
-                              plan.strategy == Strategy::pair_rows;
-  if (!holds_segments) return {};
+  if (!holds_segments(plan)) return {};
   int64_t sharers = 1;
   for (int d = rows.dims - 1; d >= 0 && rows.dim[d].stride[kSecond] == 0; --d) sharers *= rows.dim[d].size;
   if (sharers == 1) return {};
@@ -132,7 +151,13 @@ cudaError_t launch_piece(const Question& question, const Plan& own, const Forwar
   arguments.x_span = span_of(piece.x, piece.rows, kInput, bytes, piece.columns, 1);
   if (piece.mask_kind != MaskKind::none) {
     arguments.mask_span = span_of(piece.mask, piece.rows, kSecond, mask_bytes, piece.columns, piece.mask_column_stride);
-    if (whole && has_addend(piece.mask_kind)) arguments.mask_prefetch = mask_prefetch(plan, piece.rows);
+    if (has_addend(piece.mask_kind) && piece.mask_column_stride == 1) {
+      arguments.mask_prefetch = mask_prefetch(plan, piece.rows);
+    }
+  }
+  // Not where key lengths are given, which would have to be read first.
+  if ((!whole || piece.band.active || has_addend(piece.mask_kind)) && piece.key_lengths == nullptr) {
+    arguments.ahead = row_prefetch(plan, piece.rows, piece.columns, bytes, piece.band.active, false);
   }
   switch (piece.mask_kind) {
     case MaskKind::none: return dispatch_forward<MaskKind::none>(piece, plan, whole, arguments, stream);
@@ -159,10 +184,29 @@ cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStr
                      whole_rows(piece.y, piece.rows, kInput, bytes, piece.columns, per_vector) &&
                      whole_rows(piece.grad, piece.rows, kSecond, bytes, piece.columns, per_vector) &&
                      whole_rows(piece.dx, piece.rows, kOutput, bytes, piece.columns, per_vector);
+  if ((!whole || piece.band.active) && piece.key_lengths == nullptr) {
+    arguments.ahead = row_prefetch(plan, piece.rows, piece.columns, bytes, piece.band.active, !arguments.grad_expanded);
+  }
   return with_element(piece.element, [&](auto element) {
     return piece.dropout.active ? launch_backward_dropout<element>(plan, arguments, stream)
                                 : launch_backward<element>(plan, whole, arguments, stream);
   });
+}
+
+// Whether a mask that rows share is still in the L2 when it is needed again, if rows are walked in memory order.
+bool mask_stays_in_l2(const ForwardProblem& problem) {
+  const int64_t mask_row = problem.columns * mask_element_bytes(problem.mask_kind, problem.element);
+  int64_t all = mask_row, between = mask_row;
+  for (int d = problem.rows.dims - 1; d >= 0; --d) {
+    const RowDim& dim = problem.rows.dim[d];
+    if (dim.stride[kSecond] != 0) {
+      all *= dim.size;
+    } else if (dim.size > 1) {
+      between = all;
+    }
+  }
+  const int64_t row = problem.columns * element_bytes(problem.element);
+  return all <= kSmallMaskBytes || (row >= kLongRowBytes && between <= kSharedMaskBytes);
 }
 
 // The rows along dimensions [begin, end) of a problem.
@@ -200,7 +244,7 @@ cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t 
                                  problem.key_lengths != nullptr,
                                  problem.sink != nullptr,
                                  problem.sink_probability != nullptr || problem.dropout.active};
-  ordered.rows = walk_order(problem.rows, used, masked);
+  ordered.rows = walk_order(problem.rows, used, masked && !mask_stays_in_l2(problem));
   const Question question{Direction::forward,  problem.columns, problem.element,       problem.mask_kind,
                           problem.band.active, capability, problem.dropout.active};
   const Plan plan = choose(question);

@@ -217,15 +217,7 @@ __global__ void __launch_bounds__(pair_threads(kMask, kWhole), pairs_resident(kM
   constexpr int kVectors = kClusterVectors<kMask>;
   constexpr int kLength = kWarpLanes * kVectors * kCountOf<kElement>;
   const PairTeam<Real, kLength> team(arguments);
-  if constexpr (kWhole && has_addend(kMask)) {
-    if (team.thread() == 0) {
-      const uint32_t rows = arguments.rows.rows;
-      prefetch_later(arguments.mask_prefetch, team.pair(), rows / 2, [&](uint32_t later) {
-        prefetch_mask<kElement, kMask>(arguments, later);
-        prefetch_mask<kElement, kMask>(arguments, rows - 1 - later);
-      });
-    }
-  }
+  prefetch_for_pair<kElement, kMask>(arguments, team);
   hold_row_forward<kElement, kMask, kVectors, kWhole, false>(arguments, team);
   write_outside<kElement, kWhole>(arguments, team, kLength,
                                   typename Scores<kElement, kMask, kWarpLanes, kVectors>::Exponent{arguments.packed});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "dropout.cuh"
+#include "prefetch.cuh"
 #include "reduce.cuh"
 #include "segment.cuh"
 #include "sink.cuh"
@@ -63,6 +64,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   const typename RowScores::Exponent exponent{arguments.packed};
   constexpr bool kKeepsExponentials = !RowScores::kIsPacked || kVectors <= kBlockVectors || !kWhole;
 
+  if constexpr (!kDropout) prefetch_for_rows<kElement, kWarpRowsThreads / kLanes * kRows>(arguments);
   const GroupRows<kElement, kLanes, kVectors, kRows, kPreceded> rows(arguments);
 
   RawScores<kElement, kMask, kLanes, kVectors, kWhole, kPreceded ? kVectors : 0> raw[kRows];
@@ -126,6 +128,7 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
   using Real = Accumulate<kElement>;
   const int lane = threadIdx.x % kLanes;
 
+  if constexpr (!kDropout) prefetch_for_rows<kElement, kWarpRowsThreads / kLanes * kRows>(arguments);
   const GroupRows<kElement, kLanes, kVectors, kRows, kPreceded> rows(arguments);
 
   RawGradients<kElement, kLanes, kVectors, kWhole, kPreceded ? kVectors : 0> raw[kRows];
