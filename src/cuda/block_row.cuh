@@ -41,6 +41,11 @@ struct BlockSegment {
   }
 };
 
+template <Element kElement, int kVectors>
+__device__ __forceinline__ int columns_of_block() {
+  return static_cast<int>(blockDim.x) * kVectors * kCountOf<kElement>;
+}
+
 // A row's normalizer with its sink, if it has one. The thread for which `stores` is true writes what the sink takes.
 template <Element kElement, typename Real, typename Exponent>
 __device__ __forceinline__ Real normalizer_of(const ForwardArguments& arguments, uint32_t row,
@@ -133,7 +138,7 @@ __global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
   const RowTeam<kDropout> team;
   if constexpr (!kDropout) {
-    prefetch_for_row<kElement, kBlockVectors>(arguments, team);
+    prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kBlockVectors>());
     prefetch_mask_for_row<kElement, kMask>(arguments, team);
   }
   hold_row_forward<kElement, kMask, kBlockVectors, kWhole, kDropout>(arguments, team);
@@ -143,7 +148,7 @@ template <Element kElement, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout, false>)
     block_row_backward(const __grid_constant__ BackwardArguments arguments) {
   const RowTeam<kDropout> team;
-  if constexpr (!kDropout) prefetch_for_row<kElement, kBlockVectors>(arguments, team);
+  if constexpr (!kDropout) prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kBlockVectors>());
   hold_row_backward<kElement, kWhole, kDropout>(arguments, team);
 }
 
@@ -156,7 +161,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
     cluster_row_forward(const __grid_constant__ ForwardArguments arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const ClusterTeam<Accumulate<kElement>, 2, false> team;
-  prefetch_for_row<kElement, kClusterVectors<kMask>>(arguments, team);
+  prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kClusterVectors<kMask>>());
   prefetch_mask_for_row<kElement, kMask>(arguments, team);
   hold_row_forward<kElement, kMask, kClusterVectors<kMask>, kWhole, false>(arguments, team);
 #endif
@@ -167,7 +172,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
     cluster_row_backward(const __grid_constant__ BackwardArguments arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const ClusterTeam<Accumulate<kElement>, 1, false> team;
-  prefetch_for_row<kElement, kBlockVectors>(arguments, team);
+  prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kBlockVectors>());
   hold_row_backward<kElement, kWhole, false>(arguments, team);
 #endif
 }

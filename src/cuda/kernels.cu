@@ -36,17 +36,23 @@ int64_t last_query(const Rows& rows) {
   return query;
 }
 
-bool holds_segments(const Plan& plan) {
+bool is_held_by_blocks(const Plan& plan) {
   return plan.strategy == Strategy::block_row || plan.strategy == Strategy::cluster_row ||
-         plan.strategy == Strategy::pair_rows;
+         plan.strategy == Strategy::pair_rows || plan.strategy == Strategy::shared_row;
+}
+
+// How many blocks, or clusters, later what is brought into the L2 is read.
+int64_t blocks_ahead(const Plan& plan, int64_t columns, int bytes) {
+  const int64_t threads = plan.strategy == Strategy::shared_row ? columns * bytes / (kBlockVectors * kVectorBytes)
+                                                                : int64_t{plan.threads} * plan.blocks;
+  return kPrefetchThreads / threads + 1;
 }
 
 // `rows` in the order in which they are walked. `partial`: they may have columns that are not live; `second`: the second
 // operand is to be brought too.
 RowPrefetch row_prefetch(const Plan& plan, const Rows& rows, int64_t columns, int bytes, bool partial, bool second) {
-  if (plan.strategy != Strategy::warp_rows && !holds_segments(plan)) return {};
-  const int64_t threads = int64_t{plan.threads} * plan.blocks;
-  RowPrefetch ahead{static_cast<uint32_t>(kPrefetchThreads / threads + 1), 1};
+  if (plan.strategy != Strategy::warp_rows && !is_held_by_blocks(plan)) return {};
+  RowPrefetch ahead{static_cast<uint32_t>(blocks_ahead(plan, columns, bytes)), 1};
   if (plan.strategy == Strategy::warp_rows && rows.dims > 0) {
     const RowDim& inner = rows.dim[rows.dims - 1];
     const int64_t block_rows = plan.rows_per_block();
@@ -58,12 +64,12 @@ RowPrefetch row_prefetch(const Plan& plan, const Rows& rows, int64_t columns, in
 }
 
 // Of a float mask. `rows` in the order in which they are walked.
-MaskPrefetch mask_prefetch(const Plan& plan, const Rows& rows) {
-  if (!holds_segments(plan)) return {};
+MaskPrefetch mask_prefetch(const Plan& plan, const Rows& rows, int64_t columns, int bytes) {
+  if (!is_held_by_blocks(plan)) return {};
   int64_t sharers = 1;
   for (int d = rows.dims - 1; d >= 0 && rows.dim[d].stride[kSecond] == 0; --d) sharers *= rows.dim[d].size;
   if (sharers == 1) return {};
-  const int64_t ahead = kPrefetchThreads / (int64_t{plan.threads} * plan.blocks) / sharers + 1;
+  const int64_t ahead = blocks_ahead(plan, columns, bytes) / sharers + 1;
   return {static_cast<uint32_t>(ahead * sharers), static_cast<uint32_t>(sharers),
           Divisor(static_cast<uint32_t>(sharers))};
 }
@@ -152,11 +158,12 @@ cudaError_t launch_piece(const Question& question, const Plan& own, const Forwar
   if (piece.mask_kind != MaskKind::none) {
     arguments.mask_span = span_of(piece.mask, piece.rows, kSecond, mask_bytes, piece.columns, piece.mask_column_stride);
     if (has_addend(piece.mask_kind) && piece.mask_column_stride == 1) {
-      arguments.mask_prefetch = mask_prefetch(plan, piece.rows);
+      arguments.mask_prefetch = mask_prefetch(plan, piece.rows, piece.columns, bytes);
     }
   }
   // Not where key lengths are given, which would have to be read first.
-  if ((!whole || piece.band.active || has_addend(piece.mask_kind)) && piece.key_lengths == nullptr) {
+  const bool waits = !whole || piece.band.active || has_addend(piece.mask_kind) || plan.strategy == Strategy::shared_row;
+  if (waits && piece.key_lengths == nullptr) {
     arguments.ahead = row_prefetch(plan, piece.rows, piece.columns, bytes, piece.band.active, false);
   }
   switch (piece.mask_kind) {
@@ -184,7 +191,8 @@ cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStr
                      whole_rows(piece.y, piece.rows, kInput, bytes, piece.columns, per_vector) &&
                      whole_rows(piece.grad, piece.rows, kSecond, bytes, piece.columns, per_vector) &&
                      whole_rows(piece.dx, piece.rows, kOutput, bytes, piece.columns, per_vector);
-  if ((!whole || piece.band.active) && piece.key_lengths == nullptr) {
+  const bool waits = !whole || piece.band.active || plan.strategy == Strategy::shared_row;
+  if (waits && piece.key_lengths == nullptr) {
     arguments.ahead = row_prefetch(plan, piece.rows, piece.columns, bytes, piece.band.active, !arguments.grad_expanded);
   }
   return with_element(piece.element, [&](auto element) {

@@ -87,13 +87,12 @@ __device__ __forceinline__ void prefetch_for_rows(const Arguments& arguments) {
 #endif
 }
 
-// By the blocks that share a row, of which each holds kVectors vectors a thread: each for its own columns.
-template <Element kElement, int kVectors, typename Arguments, typename Team>
-__device__ __forceinline__ void prefetch_for_row(const Arguments& arguments, const Team& team) {
+// By the blocks that share a row, each for its own `columns`.
+template <Element kElement, typename Arguments, typename Team>
+__device__ __forceinline__ void prefetch_for_row(const Arguments& arguments, const Team& team, int columns) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const uint32_t row = team.row() + arguments.ahead.blocks;
   if (threadIdx.x != 0 || arguments.ahead.blocks == 0 || row >= arguments.rows.rows) return;
-  const int columns = static_cast<int>(blockDim.x) * kVectors * kCountOf<kElement>;
   const int begin = static_cast<int>(team.block()) * columns;
   prefetch_columns<kElement>(arguments, row, begin, begin + columns);
 #endif

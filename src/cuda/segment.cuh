@@ -674,7 +674,7 @@ __device__ __forceinline__ void load_scores(Scores<kElement, kMask, kWarpLanes, 
                                             const ForwardArguments& arguments, const char* x, const char* mask,
                                             const Inner& inner, const Extent& extent,
                                             const Ahead<kElement, kPreceded>& ahead, int lane) {
-  constexpr int kInFlight = is_packed(kElement, kMask) && kWhole ? kVectors : kVectorsInFlight<kMask>;
+  constexpr int kInFlight = kWhole && !has_addend(kMask) ? kVectors : kVectorsInFlight<kMask>;
   constexpr int kBatch = kInFlight < kVectors ? kInFlight : kVectors;
   in_batches<kVectors, kBatch>([&](auto first, auto end) {
     constexpr int kFirst = decltype(first)::value;

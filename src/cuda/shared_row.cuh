@@ -4,6 +4,7 @@
 // busy. The block meets when the row has come, and once more for its maximum and sum.
 #pragma once
 
+#include "prefetch.cuh"
 #include "ptx.cuh"
 #include "segment.cuh"
 #include "sink.cuh"
@@ -324,13 +325,18 @@ struct SharedBackward {
 template <Element kElement, MaskKind kMask, bool kWhole>
 __global__ void __launch_bounds__(kSharedThreads, kSharedResident)
     shared_row_forward(const __grid_constant__ ForwardArguments arguments) {
-  SharedForward<kElement, kMask, kWhole>{arguments}.run(BlocksTeam<Accumulate<kElement>, 2>());
+  const BlocksTeam<Accumulate<kElement>, 2> team;
+  prefetch_for_row<kElement>(arguments, team, arguments.block_columns);
+  prefetch_mask_for_row<kElement, kMask>(arguments, team);
+  SharedForward<kElement, kMask, kWhole>{arguments}.run(team);
 }
 
 template <Element kElement, bool kWhole>
 __global__ void __launch_bounds__(kSharedThreads, kSharedResident)
     shared_row_backward(const __grid_constant__ BackwardArguments arguments) {
-  SharedBackward<kElement, kWhole>{arguments}.run(BlocksTeam<Accumulate<kElement>, 1>());
+  const BlocksTeam<Accumulate<kElement>, 1> team;
+  prefetch_for_row<kElement>(arguments, team, arguments.block_columns);
+  SharedBackward<kElement, kWhole>{arguments}.run(team);
 }
 
 }  // namespace sms::cuda
