@@ -121,15 +121,10 @@ __device__ __forceinline__ uint32_t max_pair(uint32_t a, uint32_t b) {
 #endif
 }
 
-// All bits of each half that has one of its lower 15 bits set: elements of a 16-bit pair that are not zero.
-__device__ __forceinline__ uint32_t nonzero_halves(uint32_t pair) {
-  return spread_signs<0xbb99>((pair & 0x7fff7fffu) + 0x7fff7fffu);
-}
-
 // All bits of each half whose byte of `bytes` is not zero: bytes 0 and 1, or 2 and 3.
 template <int kPair>
 __device__ __forceinline__ uint32_t halves_of_bytes(uint32_t bytes) {
-  return spread_signs<kPair == 0 ? 0x9988 : 0xbbaa>(((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes);
+  return nonzero_halves(__byte_perm(bytes, 0, kPair == 0 ? 0x4140 : 0x4342));
 }
 
 // 0 * element of a pair: 0, or NaN for infinities and NaN.

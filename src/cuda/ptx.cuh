@@ -115,6 +115,14 @@ __device__ __forceinline__ uint32_t halves_at(uint32_t first, uint32_t count) {
   return halves;
 }
 
+// All bits of each half of a pair that has one of its lower 15 bits set: elements of 16 bits that are not zero. As float16
+// numbers they are not equal to 0, or NaN, whatever they are numbers of.
+__device__ __forceinline__ uint32_t nonzero_halves(uint32_t pair) {
+  uint32_t halves;
+  asm("set.neu.u32.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(pair), "r"(0));
+  return halves;
+}
+
 // The shared memory that a launch asked for; 16-byte aligned.
 __device__ __forceinline__ char* launched_memory() {
   extern __shared__ __align__(16) char memory[];

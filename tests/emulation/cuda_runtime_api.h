@@ -60,6 +60,13 @@ inline uint32_t __funnelshift_lc(uint32_t low, uint32_t high, uint32_t shift) {
   return static_cast<uint32_t>((uint64_t{high} << 32 | low) >> (32 - std::min<uint32_t>(shift, 32)));
 }
 
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = uint64_t{high} << 32 | low;
+  uint32_t chosen = 0;
+  for (int n = 0; n < 4; ++n) chosen |= static_cast<uint32_t>(bytes >> (8 * (selector >> (4 * n) & 7)) & 0xff) << (8 * n);
+  return chosen;
+}
+
 inline void expect_full_warp(uint32_t lanes) {
   if (lanes != 0xffffffffu) sms::emulation::fail("lanes of a warp alone: only the whole warp is emulated");
 }

@@ -54,6 +54,10 @@ uint32_t halves_at(uint32_t first, uint32_t count) {
   return ((first < count) == kBefore ? 0xffffu : 0) | ((first + 1 < count) == kBefore ? 0xffff0000u : 0);
 }
 
+inline uint32_t nonzero_halves(uint32_t pair) {
+  return ((pair & 0x7fffu) != 0 ? 0xffffu : 0) | ((pair & 0x7fff0000u) != 0 ? 0xffff0000u : 0);
+}
+
 inline char* launched_memory() { return emulation::launched_memory(); }
 
 inline void copy_16(char* target, const char* source) {
