@@ -60,20 +60,9 @@ struct Ahead {
   __device__ __forceinline__ bool is_folded(int element, int lane) const { return lane == 0 && element < columns; }
 
   // at_edges() (vectors.cuh) of vectors of a segment.
-  template <int kLanes, int kVectors, bool kWhole, typename Run>
+  template <int kLanes, int kVectors, bool kWhole, int kBehind, typename Run>
   __device__ __forceinline__ void at_edges(const Extent& extent, int first, int lane, const Run& run) const {
-    cuda::at_edges<kLanes, kCount, kVectors, kWhole, kPreceded>(extent, first, lane, run);
-  }
-
-  // Calls fold(edge) where a segment's end is folded: elements of the vector behind it that are before the edge then take
-  // the place of those of the first lane's first one, after exclude(edge) where its beginning is in that vector too.
-  template <int kLength, typename Exclude, typename Fold>
-  __device__ __forceinline__ void at_fold(const Extent& extent, int lane, const Exclude& exclude,
-                                          const Fold& fold) const {
-    if (!__any_sync(kFullWarp, folds(extent.end, kLength))) return;
-    const auto elements = [&](int limit) { return min(max(limit - kLength, 0), kCount); };
-    if (extent.begin > kLength) exclude(EdgeElements<false>{elements(extent.begin)});
-    fold(EdgeElements<true>{lane == 0 ? elements(extent.end) : 0});
+    cuda::at_edges<kLanes, kCount, kVectors, kWhole, kPreceded, kBehind>(extent, first, lane, run);
   }
 
   // A lane's sum, given those of each element over its vectors. Bits do not depend on the columns before: elements of
@@ -128,16 +117,29 @@ struct Ahead {
   }
 };
 
-// Replaces elements of one vector, in its chunks, by those of another.
-template <int kElementBytes, int kBytes, int kPieces>
-__device__ __forceinline__ void fold_words(Chunk<kBytes> (&into)[kPieces], const Chunk<kBytes> (&from)[kPieces],
-                                           const EdgeElements<true>& edge) {
-  constexpr int kWords = kBytes / 4;
+// Loads columns from `length` on of a segment whose end is folded into the first lane's first vector: a lane reads one and
+// hands it over. Every lane of the warp calls it.
+template <int kLanes, int kElementBytes, int kBytes, int kPieces>
+__device__ __forceinline__ void load_folded(Chunk<kBytes> (&into)[kPieces], const char* segment_base,
+                                            int64_t column_stride, const Extent& extent, int length, int lane) {
+  constexpr int kPieceCount = kBytes / kElementBytes;
+  constexpr int kCount = kPieces * kPieceCount;
+  const int count = extent.end - length;
 #pragma unroll
-  for (int w = 0; w < kWords * kPieces; ++w) {
-    const uint32_t folded = edge.template live_bits<kElementBytes>(w);
-    uint32_t& word = into[w / kWords].word[w % kWords];
-    word = (word & ~folded) | (from[w / kWords].word[w % kWords] & folded);
+  for (int first = 0; first < kCount; first += kLanes) {
+    Chunk<kElementBytes> own;
+    if (first + lane < min(count, kCount)) {
+      own = load_aligned<kElementBytes, Cache::keep>(segment_base + (length + first + lane) * column_stride);
+    }
+#pragma unroll
+    for (int i = first; i < min(first + kLanes, kCount); ++i) {
+      Chunk<kElementBytes> element;
+#pragma unroll
+      for (int w = 0; w < (kElementBytes + 3) / 4; ++w) {
+        element.word[w] = __shfl_sync(kFullWarp, own.word[w], i - first, kLanes);
+      }
+      if (lane == 0 && i < count) replace_element(into[i / kPieceCount], i % kPieceCount, element);
+    }
   }
 }
 
@@ -152,28 +154,39 @@ struct RawScores {
 
   static constexpr bool kIsPacked = is_packed(kElement, kMask);
 
-  static constexpr int kHeld = kHeldOf<kVectors, kBehind>;
+  Chunk<16> x[kVectors][1];
+  typename Mask::Piece mask[kVectors][Mask::kPieces];
 
-  Chunk<16> x[kHeld][1];
-  typename Mask::Piece mask[kHeld][Mask::kPieces];
-
-  // Vectors first, first + 1, ... of the segment whose column 0 is at `x_base` and `mask_base`, and vector kBehind. Those
+  // Vectors first, first + 1, ... of the segment whose column 0 is at `x_base` and `mask_base`. Unless kBehind is 0, the end
+  // of the segment may be folded: elements of vector kBehind then take the place of the first lane's first ones. Vectors
   // of the segment without a live column come as scores of -inf where they are packed or, but for float64, have a float
   // mask.
   template <Cache kCache>
   __device__ __forceinline__ void load(const ForwardArguments& arguments, const char* x_base, const char* mask_base,
                                        const Inner& inner, const Extent& extent, int first, int lane) {
     const uint32_t dead_x = kIsPacked ? kNegativeInfinityPair<kElement> ^ arguments.packed.flip : 0;
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kBehind>(x, x_base, arguments.x_span, inner.input, extent,
-                                                                  first, lane, dead_x);
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(x, x_base, arguments.x_span, inner.input, extent, first, lane,
+                                                         dead_x);
     if constexpr (kMask != MaskKind::none) {
       const uint32_t dead_mask = has_addend(kMask) && kBytes != 8 ? kExcludedAddend : 0;
       if (kWhole || arguments.mask_column_stride == kMaskBytes) {
-        load_vectors<kLanes, Cache::keep, kWhole, kMaskBytes, kCount, kBehind>(
+        load_vectors<kLanes, Cache::keep, kWhole, kMaskBytes, kCount>(
             mask, mask_base, arguments.mask_span, inner.second, extent, first, lane, dead_mask);
       } else {
-        load_strided<kLanes, kMaskBytes, kCount, kBehind>(mask, mask_base, arguments.mask_column_stride, extent,
-                                                          first, lane, dead_mask);
+        load_strided<kLanes, kMaskBytes, kCount>(mask, mask_base, arguments.mask_column_stride, extent, first, lane,
+                                                 dead_mask);
+      }
+    }
+    if constexpr (kBehind != 0) {
+      constexpr int kLength = kBehind * kLanes * kCount;
+      if (__any_sync(kFullWarp, extent.end > kLength)) {
+        load_folded<kLanes, kBytes>(x[0], x_base, kBytes, extent, kLength, lane);
+        if constexpr (kMask != MaskKind::none) {
+          // Null: a boolean mask that excludes nothing.
+          if (__any_sync(kFullWarp, mask_base != nullptr)) {
+            load_folded<kLanes, kMaskBytes>(mask[0], mask_base, arguments.mask_column_stride, extent, kLength, lane);
+          }
+        }
       }
     }
   }
@@ -190,13 +203,6 @@ struct RawScores {
       uint32_t& word = mask[k][w / kWords].word[w % kWords];
       word = (word & live) | (kExcludedAddend & ~live);
     }
-  }
-
-  // Takes elements of the vector behind, as `edge` says, into vector 0.
-  template <typename Edge>
-  __device__ __forceinline__ void fold(const Edge& edge) {
-    fold_words<kBytes>(x[0], x[kVectors], edge);
-    if constexpr (kMask != MaskKind::none) fold_words<kMaskBytes>(mask[0], mask[kVectors], edge);
   }
 
   // A word of a float mask that is -inf everywhere.
@@ -300,8 +306,7 @@ struct Scores {
 
   static __device__ __forceinline__ constexpr int column(int k) { return k * kLanes * kCount; }
 
-  // Takes vectors first, first + 1, ... ; excluded cells become -inf, whatever was there. The vector behind is folded into
-  // vector 0.
+  // Takes vectors first, first + 1, ... ; excluded cells become -inf, whatever was there.
   template <int kBatch, bool kWhole, int kBehind, bool kPreceded>
   __device__ __forceinline__ void take(const RawScores<kElement, kMask, kLanes, kBatch, kWhole, kBehind>& raw,
                                        const ForwardArguments& arguments, const Extent& extent,
@@ -311,13 +316,8 @@ struct Scores {
       take_packed(raw, arguments, extent, ahead, first, lane);
     } else if constexpr (kBytesOf<kElement> == 2) {
       auto live = raw;
-      ahead.template at_edges<kLanes, kBatch, kWhole>(
+      ahead.template at_edges<kLanes, kBatch, kWhole, kBehind>(
           extent, first, lane, [&](int k, const auto& edge) { live.exclude(k, edge); });
-      if constexpr (kBehind != 0) {
-        ahead.template at_fold<kLength>(
-            extent, lane, [&](const auto& edge) { live.exclude(kBatch, edge); },
-            [&](const auto& edge) { live.fold(edge); });
-      }
       const auto take_vector = [&](int k) {
         unpack<kElement>(live.x[k][0], value[first + k]);
         add_mask(value[first + k], live.mask[k], scale_of<Real>(arguments));
@@ -340,28 +340,15 @@ struct Scores {
     } else {
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        const bool any_live = extent.any_live(column(first + k) + lane * kCount, kCount);
+        const bool any_live = lane_may_be_live<kBehind>(extent, first + k, lane);
         take_wide(value[first + k], raw.x[k][0], raw.mask[k], scale_of<Real>(arguments), any_live);
       }
       const auto exclude = [](Real (&scores)[kCount], const auto& edge) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) scores[i] = edge.is_live(i) ? scores[i] : kNegativeInfinity<Real>;
       };
-      ahead.template at_edges<kLanes, kBatch, kWhole>(
+      ahead.template at_edges<kLanes, kBatch, kWhole, kBehind>(
           extent, first, lane, [&](int k, const auto& edge) { exclude(value[first + k], edge); });
-      if constexpr (kBehind != 0) {
-        int begin = 0;
-        ahead.template at_fold<kLength>(
-            extent, lane, [&](const auto& edge) { begin = edge.count; },
-            [&](const auto& edge) {
-              Real behind[kCount];
-              take_wide(behind, raw.x[kBatch][0], raw.mask[kBatch], scale_of<Real>(arguments), true);
-#pragma unroll
-              for (int i = 0; i < kCount; ++i) {
-                value[0][i] = i >= begin && edge.is_live(i) ? behind[i] : value[0][i];
-              }
-            });
-      }
     }
   }
 
@@ -567,6 +554,13 @@ struct Scores {
     return shift;
   }
 
+  // Whether a lane has one. The end of a segment may be folded into the first lane's first vector.
+  template <int kBehind>
+  static __device__ __forceinline__ bool lane_may_be_live(const Extent& extent, int k, int lane) {
+    const bool folds = kBehind != 0 && k == 0 && lane == 0 && extent.end > kLength;
+    return extent.any_live(column(k) + lane * kCount, kCount) || folds;
+  }
+
   // Whether any lane of the warp has a live column in its vector k. The end of a segment may be folded into the first.
   static __device__ __forceinline__ bool may_be_live(const Extent& extent, int k) {
     if constexpr (kVectors == 1) return true;
@@ -582,15 +576,15 @@ struct Scores {
     auto live = raw;
     if (arguments.packed.flip != 0) {
 #pragma unroll
-      for (int k = 0; k < live.kHeld; ++k) {
+      for (int k = 0; k < kBatch; ++k) {
 #pragma unroll
         for (int w = 0; w < 4; ++w) live.x[k][0].word[w] ^= arguments.packed.flip;
       }
     }
     if (arguments.packed.zero) {
 #pragma unroll
-      for (int k = 0; k < live.kHeld; ++k) {
-        const bool any_live = k == kBatch || extent.any_live(column(first + k) + lane * kCount, kCount);
+      for (int k = 0; k < kBatch; ++k) {
+        const bool any_live = lane_may_be_live<kBehind>(extent, first + k, lane);
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           uint32_t& word = live.x[k][0].word[w];
@@ -598,22 +592,18 @@ struct Scores {
         }
       }
     }
-    const auto take_mask = [&]() {
-      if constexpr (kMask == MaskKind::boolean) {
+    if constexpr (kMask == MaskKind::boolean) {
 #pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
+      for (int k = 0; k < kBatch; ++k) {
 #pragma unroll
-          for (int w = 0; w < 4; ++w) {
-            const uint32_t bytes = live.mask[k][0].word[w / 2];
-            const uint32_t excluded = w % 2 == 0 ? halves_of_bytes<0>(bytes) : halves_of_bytes<1>(bytes);
-            uint32_t& word = live.x[k][0].word[w];
-            word = (word & ~excluded) | (kExcluded & excluded);
-          }
+        for (int w = 0; w < 4; ++w) {
+          const uint32_t bytes = live.mask[k][0].word[w / 2];
+          const uint32_t excluded = w % 2 == 0 ? halves_of_bytes<0>(bytes) : halves_of_bytes<1>(bytes);
+          uint32_t& word = live.x[k][0].word[w];
+          word = (word & ~excluded) | (kExcluded & excluded);
         }
       }
-    };
-    // The mask frees its registers before edges; only a vector that is folded needs it later.
-    if constexpr (kBehind == 0) take_mask();
+    }
     const auto exclude = [&](int k, const auto& edge) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
@@ -622,12 +612,7 @@ struct Scores {
         word = (word & live_bits) | (kExcluded & ~live_bits);
       }
     };
-    ahead.template at_edges<kLanes, kBatch, kWhole>(extent, first, lane, exclude);
-    if constexpr (kBehind != 0) {
-      ahead.template at_fold<kLength>(
-          extent, lane, [&](const auto& edge) { exclude(kBatch, edge); }, [&](const auto& edge) { live.fold(edge); });
-    }
-    if constexpr (kBehind != 0) take_mask();
+    ahead.template at_edges<kLanes, kBatch, kWhole, kBehind>(extent, first, lane, exclude);
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) packed[first + k] = live.x[k][0];
   }
@@ -693,27 +678,31 @@ struct RawGradients {
   static constexpr int kBytes = kBytesOf<kElement>;
   using Real = Accumulate<kElement>;
 
-  static constexpr int kHeld = kHeldOf<kVectors, kBehind>;
+  Chunk<16> y[kVectors][1];
+  Chunk<16> grad[kVectors][1];
 
-  Chunk<16> y[kHeld][1];
-  Chunk<16> grad[kHeld][1];
-
-  // Vectors first, first + 1, ... and kBehind.
+  // As RawScores::load().
   template <Cache kCache, typename Arguments>
   __device__ __forceinline__ void load(const Arguments& arguments, const char* y_base, const char* grad_base,
                                        const Inner& inner, const Extent& extent, int first, int lane) {
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kBehind>(y, y_base, arguments.y_span, inner.input, extent,
-                                                                  first, lane, 0);
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(y, y_base, arguments.y_span, inner.input, extent, first, lane,
+                                                         0);
     if (!kWhole && arguments.grad_expanded) {
-      load_strided<kLanes, kBytes, kCount, kBehind>(grad, grad_base, 0, extent, first, lane, 0);
+      load_strided<kLanes, kBytes, kCount>(grad, grad_base, 0, extent, first, lane, 0);
     } else {
-      load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kBehind>(grad, grad_base, arguments.grad_span, inner.second,
-                                                                    extent, first, lane, 0);
+      load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(grad, grad_base, arguments.grad_span, inner.second, extent,
+                                                           first, lane, 0);
+    }
+    if constexpr (kBehind != 0) {
+      constexpr int kLength = kBehind * kLanes * kCount;
+      if (__any_sync(kFullWarp, extent.end > kLength)) {
+        load_folded<kLanes, kBytes>(y[0], y_base, kBytes, extent, kLength, lane);
+        load_folded<kLanes, kBytes>(grad[0], grad_base, arguments.grad_expanded ? 0 : kBytes, extent, kLength, lane);
+      }
     }
   }
 
-  // Makes cells outside the live columns, and gradients where the probability is 0, take no part, and folds the vector
-  // behind into vector 0: to be called once.
+  // Makes cells outside the live columns, and gradients where the probability is 0, take no part: to be called once.
   template <bool kPreceded>
   __device__ __forceinline__ void settle(const Extent& extent, const Ahead<kElement, kPreceded>& ahead, int first,
                                          int lane) {
@@ -721,15 +710,7 @@ struct RawGradients {
 #pragma unroll
       for (int w = 0; w < 4; ++w) y[k][0].word[w] &= edge.template live_bits<kBytes>(w);
     };
-    ahead.template at_edges<kLanes, kVectors, kWhole>(extent, first, lane, exclude);
-    if constexpr (kBehind != 0) {
-      ahead.template at_fold<kLanes * kVectors * kCount>(
-          extent, lane, [&](const auto& edge) { exclude(kVectors, edge); },
-          [&](const auto& edge) {
-            fold_words<kBytes>(y[0], y[kVectors], edge);
-            fold_words<kBytes>(grad[0], grad[kVectors], edge);
-          });
-    }
+    ahead.template at_edges<kLanes, kVectors, kWhole, kBehind>(extent, first, lane, exclude);
     if constexpr (kBytes == 2) {
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {

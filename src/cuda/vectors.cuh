@@ -128,6 +128,20 @@ __device__ __forceinline__ void load_element(Chunk<kBytes>& chunk, int index, co
   }
 }
 
+// Replaces element `index`, known as above, of a chunk.
+template <int kElementBytes, int kBytes>
+__device__ __forceinline__ void replace_element(Chunk<kBytes>& chunk, int index, const Chunk<kElementBytes>& element) {
+  if constexpr (kElementBytes >= 4) {
+#pragma unroll
+    for (int w = 0; w < kElementBytes / 4; ++w) chunk.word[index * (kElementBytes / 4) + w] = element.word[w];
+  } else {
+    constexpr int kPerWord = 4 / kElementBytes;
+    const int bits = 8 * kElementBytes * (index % kPerWord);
+    uint32_t& word = chunk.word[index / kPerWord];
+    word = (word & ~(((1u << (8 * kElementBytes)) - 1) << bits)) | (element.word[0] << bits);
+  }
+}
+
 template <int kElementBytes>
 __device__ __forceinline__ void store_element(char* address, const Chunk<16>& chunk, int index) {
   if constexpr (kElementBytes == 8) {
@@ -237,27 +251,57 @@ struct EdgeElements {
   }
 };
 
+// Which elements of the first lane's first vector are live where it holds the segment's end besides its beginning.
+struct FoldedElements {
+  EdgeElements<false> own;
+  EdgeElements<true> folded;        // of the end, those before its last live column
+  EdgeElements<false> folded_late;  // and those from its first live one on
+
+  __device__ __forceinline__ bool is_live(int element) const {
+    return own.is_live(element) || (folded.is_live(element) && folded_late.is_live(element));
+  }
+
+  template <int kElementBytes>
+  __device__ __forceinline__ uint32_t live_bits(int w) const {
+    return own.live_bits<kElementBytes>(w) |
+           (folded.live_bits<kElementBytes>(w) & folded_late.live_bits<kElementBytes>(w));
+  }
+};
+
 // Calls run(k, edge) for the vectors first + k, k < kVectors, of a lane that may be live in part, or, unless rows are
 // whole, hold what load_vectors() read for a lane with nothing live; perhaps for others. `extent` is the segment's. Where
-// a lane has several vectors, every lane of the warp calls it.
-template <int kLanes, int kCount, int kVectors, bool kWhole, bool kPreceded, typename Run>
+// a lane has several vectors, every lane of the warp calls it. `kBehind`: that of the vectors, whose end may be folded.
+template <int kLanes, int kCount, int kVectors, bool kWhole, bool kPreceded, int kBehind, typename Run>
 __device__ __forceinline__ void at_edges(const Extent& extent, int first, int lane, const Run& run) {
   constexpr int kLength = kLanes * kCount;
   constexpr std::true_type end;
   constexpr std::false_type begin;
   const auto limit_of = [&](auto before) { return decltype(before)::value ? extent.end : max(extent.begin, 0); };
+  const auto elements = [&](auto before, int column) {
+    return EdgeElements<decltype(before)::value>{max(0, min(limit_of(before) - column, kCount))};
+  };
   const auto vector = [&](auto before, int k) {
-    const int count = limit_of(before) - ((first + k) * kLanes + lane) * kCount;
-    run(k, EdgeElements<decltype(before)::value>{max(0, min(count, kCount))});
+    run(k, elements(before, ((first + k) * kLanes + lane) * kCount));
   };
   if constexpr (kPreceded) {
     // Fewest instructions: most segments begin in their first vector and end in their last.
     vector(end, kVectors - 1);
-    vector(begin, 0);
+    const bool late = kVectors > 1 && extent.begin > (first + 1) * kLength;
+    const bool early = kVectors > 1 && extent.end < (first + kVectors - 1) * kLength;
+    const bool folds = kBehind != 0 && extent.end > kBehind * kLength;
+    if (!__any_sync(kFullWarp, late | early | folds)) {
+      vector(begin, 0);
+      return;
+    }
+    if constexpr (kBehind != 0) {
+      constexpr int kColumn = kBehind * kLength;
+      EdgeElements<true> folded = elements(end, kColumn);
+      if (lane != 0) folded.count = 0;
+      run(0, FoldedElements{elements(begin, lane * kCount), folded, elements(begin, kColumn)});
+    } else {
+      vector(begin, 0);
+    }
     if constexpr (kVectors == 1) return;
-    const bool late = extent.begin > (first + 1) * kLength;
-    const bool early = extent.end < (first + kVectors - 1) * kLength;
-    if (!__any_sync(kFullWarp, late | early)) return;
     if constexpr (kLanes == kWarpLanes) {
       if (early) {
         in_turn<kVectors - 2, -1, kVectors - 1>([&](auto number) {
@@ -356,27 +400,20 @@ __device__ __forceinline__ Chunk<kBytes> filled_with(uint32_t word) {
   return chunk;
 }
 
-// What a lane holds of kVectors vectors of a segment and, unless kBehind is 0, of vector kBehind: the one behind the
-// segment, which the first lane has where the end is folded.
-template <int kVectors, int kBehind>
-inline constexpr int kHeldOf = kVectors + (kBehind != 0 ? 1 : 0);
-
-// Loads vectors first, first + 1, ... (in steps of kLanes) of a segment whose column 0 is at `base`, and the one behind.
-// Vectors without a live column are not read, and their words are `dead`: a lane's where rows are whole, those of all its
-// lanes elsewhere. Other cells outside the live columns hold anything, as does the vector behind where there is none.
-// `inner`: as in RowPlace.
-template <int kLanes, Cache kCache, bool kWhole, int kElementBytes, int kCount, int kBehind = 0, int kHeld,
+// Loads vectors first, first + 1, ... (in steps of kLanes) of a segment whose column 0 is at `base`. Vectors without a live
+// column are not read, and their words are `dead`: a lane's where rows are whole, those of all its lanes elsewhere. Other
+// cells outside the live columns hold anything. `inner`: as in RowPlace.
+template <int kLanes, Cache kCache, bool kWhole, int kElementBytes, int kCount, int kVectors,
           typename S = Shape<kElementBytes, kCount>>
-__device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::kPieces], const char* segment_base,
+__device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][S::kPieces], const char* segment_base,
                                              const Span& span, bool inner, const Extent& segment_extent, int first,
                                              int lane, uint32_t dead) {
-  constexpr int kVectors = kBehind != 0 ? kHeld - 1 : kHeld;
   constexpr int kPieceCount = S::kPieceCount;
   constexpr int kChunkBytes = S::kChunkBytes;
   constexpr int kLength = kLanes * kCount;
   const Extent extent = segment_extent.moved(lane * kCount);
-  const auto column = [&](int k, int p) { return (k < kVectors ? first + k : kBehind) * kLength + p * kPieceCount; };
-  const auto fill = [&](int k, int p) { out[k][p] = filled_with<kChunkBytes>(k < kVectors ? dead : 0); };
+  const auto column = [&](int k, int p) { return (first + k) * kLength + p * kPieceCount; };
+  const auto fill = [&](int k, int p) { out[k][p] = filled_with<kChunkBytes>(dead); };
   // Calls each(k, p) for pieces of vectors [kBegin, kEnd).
   const auto for_pieces = [&](auto begin, auto end, const auto& each) {
 #pragma unroll
@@ -385,8 +422,8 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
       for (int p = 0; p < S::kPieces; ++p) each(k, p);
     }
   };
-  constexpr std::integral_constant<int, 0> begin_of_own;
-  constexpr std::integral_constant<int, kVectors> end_of_own;
+  constexpr std::integral_constant<int, 0> begin_of_all;
+  constexpr std::integral_constant<int, kVectors> end_of_all;
   if constexpr (kWhole) {
     const char* base = one_address(segment_base + lane * S::kBytes);
     const auto load = [&](int k, int p) {
@@ -398,9 +435,9 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
     };
     // With one vector a lane, a warp may come here in part.
     if (kVectors > 1 && __all_sync(kFullWarp, segment_extent.all_live(first * kLength, kVectors * kLength))) {
-      for_pieces(begin_of_own, end_of_own, load);
+      for_pieces(begin_of_all, end_of_all, load);
     } else {
-      for_pieces(begin_of_own, end_of_own, load_live);
+      for_pieces(begin_of_all, end_of_all, load_live);
     }
     return;
   }
@@ -408,9 +445,7 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
   const auto segment_address = reinterpret_cast<uintptr_t>(segment_base);
   const int shift = static_cast<int>(segment_address & kMask);
   const char* boundary = one_address(segment_base - shift);
-  constexpr std::integral_constant<int, kHeld> end_of_all;
-  const bool has_behind = kBehind != 0 && segment_extent.end > kBehind * kLength;
-  const int end_of_live = has_behind ? segment_extent.end : min(segment_extent.end, (first + kVectors) * kLength);
+  const int end_of_live = min(segment_extent.end, (first + kVectors) * kLength);
   const int last = (end_of_live - 1) & -kPieceCount;  // where the last piece with a live column begins
   // A warp with one row takes one way, and is told so.
   constexpr bool kOneRow = kLanes == kWarpLanes && kVectors > 1;
@@ -425,7 +460,7 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
     if (!all_of(inside)) {
       // Few segments of them.
       const char* base = segment_base + lane * S::kBytes;
-      for_pieces(begin_of_own, end_of_all, [&](int k, int p) {
+      for_pieces(begin_of_all, end_of_all, [&](int k, int p) {
         const int a = column(k, p);
         fill(k, p);
         if (!extent.any_live(a, kPieceCount)) return;
@@ -440,7 +475,7 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
   }
   const char* lane_boundary = one_address(boundary + lane * S::kBytes);
   // The second one of each piece, where two overlap it.
-  typename S::Piece high[kHeld][S::kPieces];
+  typename S::Piece high[kVectors][S::kPieces];
   const auto read = [&](int k, int p, const char* from) { out[k][p] = load_aligned<kChunkBytes, kCache>(from); };
   const auto read_two = [&](int k, int p, const char* from) {
     out[k][p] = load_aligned<kChunkBytes, Cache::keep>(from);
@@ -479,35 +514,25 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kHeld][S::
       });
     }
   };
-  // Of few segments, for their first lane.
-  const auto read_behind = [&](const auto& each) {
-    for_pieces(end_of_own, end_of_all, [&](int k, int p) { each(k, p, place(column(k, p))); });
-  };
   if (all_of(shift == 0)) {
-    read_batch(begin_of_own, end_of_own, read);
-    if (any_of(has_behind)) read_behind(read);
+    read_batch(begin_of_all, end_of_all, read);
   } else if constexpr (kChunkBytes > kElementBytes) {
     // A few at a time: each takes twice its registers until it is realigned.
     in_batches<kVectors, 4 * kVectorBytes / S::kBytes>([&](auto begin, auto end) {
       read_batch(begin, end, read_two);
       realign_all(begin, end);
     });
-    if (any_of(has_behind)) {
-      read_behind(read_two);
-      realign_all(end_of_own, end_of_all);
-    }
   }
 }
 
 // The same for elements `column_stride` bytes apart. One load each; a stride of 0 needs one load in all.
-template <int kLanes, int kElementBytes, int kCount, int kBehind = 0, int kHeld,
+template <int kLanes, int kElementBytes, int kCount, int kVectors,
           typename S = Shape<kElementBytes, kCount>>
-__device__ __forceinline__ void load_strided(typename S::Piece (&out)[kHeld][S::kPieces], const char* segment_base,
+__device__ __forceinline__ void load_strided(typename S::Piece (&out)[kVectors][S::kPieces], const char* segment_base,
                                              int64_t column_stride, const Extent& segment_extent, int first, int lane,
                                              uint32_t dead) {
-  constexpr int kVectors = kBehind != 0 ? kHeld - 1 : kHeld;
   const Extent extent = segment_extent.moved(lane * kCount);
-  const auto column = [&](int k) { return (k < kVectors ? first + k : kBehind) * kLanes * kCount; };
+  const auto column = [&](int k) { return (first + k) * kLanes * kCount; };
   if (column_stride == 0) {
     typename S::Piece filled;
     // Null: a boolean mask that excludes nothing.
@@ -515,7 +540,7 @@ __device__ __forceinline__ void load_strided(typename S::Piece (&out)[kHeld][S::
       filled = load_filled<kElementBytes, S::kChunkBytes>(segment_base);
     }
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
+    for (int k = 0; k < kVectors; ++k) {
       const bool live = extent.any_live(column(k), kCount);
 #pragma unroll
       for (int p = 0; p < S::kPieces; ++p) out[k][p] = live ? filled : filled_with<S::kChunkBytes>(dead);
@@ -523,7 +548,7 @@ __device__ __forceinline__ void load_strided(typename S::Piece (&out)[kHeld][S::
     return;
   }
 #pragma unroll
-  for (int k = 0; k < kHeld; ++k) {
+  for (int k = 0; k < kVectors; ++k) {
 #pragma unroll
     for (int p = 0; p < S::kPieces; ++p) {
       const int a = column(k) + p * S::kPieceCount;
