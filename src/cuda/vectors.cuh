@@ -445,18 +445,21 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
   const auto segment_address = reinterpret_cast<uintptr_t>(segment_base);
   const int shift = static_cast<int>(segment_address & kMask);
   const char* boundary = one_address(segment_base - shift);
+  // Where the last piece with a live column begins. Of several rows in a warp some may have none.
   const int end_of_live = min(segment_extent.end, (first + kVectors) * kLength);
-  const int last = (end_of_live - 1) & -kPieceCount;  // where the last piece with a live column begins
-  // A warp with one row takes one way, and is told so.
-  constexpr bool kOneRow = kLanes == kWarpLanes && kVectors > 1;
-  const auto all_of = [&](bool value) { return kOneRow ? static_cast<bool>(__all_sync(kFullWarp, value)) : value; };
-  const auto any_of = [&](bool value) { return kOneRow ? static_cast<bool>(__any_sync(kFullWarp, value)) : value; };
+  const int last_piece = (end_of_live - 1) & -kPieceCount;
+  const int last = kLanes == kWarpLanes ? last_piece : max(last_piece, 0);
+  // A warp takes one way, and is told so. With one vector a lane it may come here in part.
+  constexpr bool kTogether = kVectors > 1;
+  const auto all_of = [&](bool value) { return kTogether ? static_cast<bool>(__all_sync(kFullWarp, value)) : value; };
+  const auto any_of = [&](bool value) { return kTogether ? static_cast<bool>(__any_sync(kFullWarp, value)) : value; };
+  const bool aligned = all_of(shift == 0);
   if (!all_of(inner)) {
     // Few rows. Whether the aligned vectors that overlap the live columns lie inside the operand.
     const uintptr_t first_load = segment_address - shift;
     const bool inside =
         inner | ((first_load >= span.low) &
-                 (first_load + last * kElementBytes + (shift == 0 ? kChunkBytes : 2 * kChunkBytes) <= span.high));
+                 (first_load + last * kElementBytes + (aligned ? kChunkBytes : 2 * kChunkBytes) <= span.high));
     if (!all_of(inside)) {
       // Few segments of them.
       const char* base = segment_base + lane * S::kBytes;
@@ -492,7 +495,7 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
       });
     });
   };
-  // All lanes read a vector with a live column: what lies past the last one is read there instead.
+  // All lanes read a vector with a live column, and of all rows of the warp: what lies past the last one is read there.
   const auto place = [&](int a) { return boundary + int64_t{min(a, last)} * kElementBytes; };
   // Few segments begin behind their first vector or end before their last.
   const bool each_live = all_of((segment_extent.begin < (first + 1) * kLength) &
@@ -514,7 +517,7 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
       });
     }
   };
-  if (all_of(shift == 0)) {
+  if (aligned) {
     read_batch(begin_of_all, end_of_all, read);
   } else if constexpr (kChunkBytes > kElementBytes) {
     // A few at a time: each takes twice its registers until it is realigned.
