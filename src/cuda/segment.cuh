@@ -16,18 +16,18 @@ __device__ __forceinline__ const char* result_of(const BackwardArguments& argume
   return arguments.dx != nullptr ? arguments.dx + place.output : arguments.y + place.input;
 }
 
-// The sum of term(first), term(first + step), ... of kCount terms. The order is such that, if kCount is a power of 2, a
-// sum of terms that are moved on by one, the last one to the place of the first, has the same bits: that of a segment
-// with columns before it, whose end is folded (Ahead).
+// The sum of term(first), term(first + step), ... of kCount terms. The order is such that a sum of terms that are moved on by
+// one, the first one then 0, has the same bits if the last one was 0: that of a segment with columns before it (Ahead). If
+// kCount is a power of 2 the last one may also be another number that takes the place of the first: a folded end.
 template <int kCount, typename Term>
 __device__ __forceinline__ auto sum_of_vectors(const Term& term, int first = 0, int step = 1) {
   if constexpr (kCount == 1) {
     return term(first);
-  } else if constexpr (kCount % 2 == 0) {
-    return add(sum_of_vectors<kCount / 2>(term, first, 2 * step),
-               sum_of_vectors<kCount / 2>(term, first + step, 2 * step));
+  } else if constexpr (kCount == 3) {
+    return add(sum_of_vectors<2>(term, first, step), term(first + 2 * step));
   } else {
-    return add(sum_of_vectors<kCount - 1>(term, first, step), term(first + (kCount - 1) * step));
+    return add(sum_of_vectors<(kCount + 1) / 2>(term, first, 2 * step),
+               sum_of_vectors<kCount / 2>(term, first + step, 2 * step));
   }
 }
 
@@ -501,14 +501,14 @@ struct Scores {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sum[i] = 0;
       add_vectors<kTerms>(sum, first, step, shift, exponent, extent);
-    } else if constexpr (kTerms % 2 != 0) {
-      sum_vectors<kTerms - 1>(sum, first, step, shift, exponent, extent);
-      add_vectors<1>(sum, first + (kTerms - 1) * step, step, shift, exponent, extent);
-    } else if constexpr (kTerms == 4) {
-      sum_vectors<2>(sum, first, 2 * step, shift, exponent, extent);
+    } else if constexpr (kTerms == 3) {
+      sum_vectors<2>(sum, first, step, shift, exponent, extent);
+      add_vectors<1>(sum, first + 2 * step, step, shift, exponent, extent);
+    } else if constexpr (kTerms <= 5) {
+      sum_vectors<(kTerms + 1) / 2>(sum, first, 2 * step, shift, exponent, extent);
       add_vectors<2>(sum, first + step, 2 * step, shift, exponent, extent);
     } else {
-      sum_vectors<kTerms / 2>(sum, first, 2 * step, shift, exponent, extent);
+      sum_vectors<(kTerms + 1) / 2>(sum, first, 2 * step, shift, exponent, extent);
       Real other[kCount];
       sum_vectors<kTerms / 2>(other, first + step, 2 * step, shift, exponent, extent);
 #pragma unroll
