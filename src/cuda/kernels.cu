@@ -202,7 +202,7 @@ cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStr
 }
 
 // Whether a mask that rows share is still in the L2 when it is needed again, if rows are walked in memory order.
-bool mask_stays_in_l2(const ForwardProblem& problem) {
+bool mask_stays_in_l2(const ForwardProblem& problem, int64_t l2_bytes) {
   const int64_t mask_row = problem.columns * mask_element_bytes(problem.mask_kind, problem.element);
   int64_t all = mask_row, between = mask_row;
   for (int d = problem.rows.dims - 1; d >= 0; --d) {
@@ -214,7 +214,7 @@ bool mask_stays_in_l2(const ForwardProblem& problem) {
     }
   }
   const int64_t row = problem.columns * element_bytes(problem.element);
-  return all <= kSmallMaskBytes || (row >= kLongRowBytes && between <= kSharedMaskBytes);
+  return all <= l2_bytes / kSmallMaskPart || (row >= kLongRowBytes && between <= l2_bytes / kSharedMaskPart);
 }
 
 // The rows along dimensions [begin, end) of a problem.
@@ -242,7 +242,7 @@ cudaError_t for_each_launch(const Problem& problem, const Launch& launch) {
 
 }  // namespace
 
-cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t stream) {
+cudaError_t forward(const ForwardProblem& problem, const Device& device, cudaStream_t stream) {
   const bool masked = problem.mask_kind != MaskKind::none;
   ForwardProblem ordered = problem;
   const bool used[kOperands] = {true,
@@ -252,15 +252,15 @@ cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t 
                                  problem.key_lengths != nullptr,
                                  problem.sink != nullptr,
                                  problem.sink_probability != nullptr || problem.dropout.active};
-  ordered.rows = walk_order(problem.rows, used, masked && !mask_stays_in_l2(problem));
+  ordered.rows = walk_order(problem.rows, used, masked && !mask_stays_in_l2(problem, device.l2_bytes));
   const Question question{Direction::forward,  problem.columns, problem.element,       problem.mask_kind,
-                          problem.band.active, capability, problem.dropout.active};
+                          problem.band.active, device.capability, problem.dropout.active};
   const Plan plan = choose(question);
   return for_each_launch(ordered,
                          [&](const ForwardProblem& piece) { return launch_piece(question, plan, piece, stream); });
 }
 
-cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_t stream) {
+cudaError_t backward(const BackwardProblem& problem, const Device& device, cudaStream_t stream) {
   BackwardProblem ordered = problem;
   const bool used[kOperands] = {true,
                                  true,
@@ -271,7 +271,7 @@ cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_
                                  problem.dots != nullptr || problem.dropout.active};
   ordered.rows = walk_order(problem.rows, used, false);
   const Plan plan = choose({Direction::backward, problem.columns, problem.element, MaskKind::none,
-                            problem.band.active, capability, problem.dropout.active});
+                            problem.band.active, device.capability, problem.dropout.active});
   return for_each_launch(ordered, [&](const BackwardProblem& piece) { return launch_piece(plan, piece, stream); });
 }
 

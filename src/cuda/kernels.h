@@ -7,10 +7,14 @@
 
 namespace sms::cuda {
 
-// Launch on `stream` of the current device, whose capability is 10 * major + minor. Return the first launch error;
-// never synchronize.
-cudaError_t forward(const ForwardProblem& problem, int capability, cudaStream_t stream);
-cudaError_t backward(const BackwardProblem& problem, int capability, cudaStream_t stream);
+struct Device {
+  int capability;  // 10 * major + minor
+  int l2_bytes;    // the size of its L2 cache
+};
+
+// Launch on `stream` of `device`, the current one. Return the first launch error; never synchronize.
+cudaError_t forward(const ForwardProblem& problem, const Device& device, cudaStream_t stream);
+cudaError_t backward(const BackwardProblem& problem, const Device& device, cudaStream_t stream);
 cudaError_t mask_gradient(const MaskGradientProblem& problem, cudaStream_t stream);
 
 // One byte a cell, dense: 1 where dropout keeps it.

@@ -100,8 +100,7 @@ auto forward_kernel(const Plan& plan) {
     shared_row = shared_row_forward<kElement, kMask, kWhole>;
   }
   const Kernel stream_row = stream_row_forward<kElement, kMask, kWhole, kDropout>;
-  return kernel_of<kElement, kMask, kDropout>(plan, warp_rows, block_row, cluster_row, pair_rows,
-                                                                 shared_row, stream_row);
+  return kernel_of<kElement, kMask, kDropout>(plan, warp_rows, block_row, cluster_row, pair_rows, shared_row, stream_row);
 }
 
 template <Element kElement, bool kWhole, bool kDropout>
@@ -125,8 +124,8 @@ auto backward_kernel(const Plan& plan) {
   }
   const Kernel stream_row = stream_row_backward<kElement, kWhole, kDropout>;
   const Kernel pair_rows = nullptr;
-  return kernel_of<kElement, MaskKind::none, kDropout>(plan, warp_rows, block_row, cluster_row,
-                                                                           pair_rows, shared_row, stream_row);
+  return kernel_of<kElement, MaskKind::none, kDropout>(plan, warp_rows, block_row, cluster_row, pair_rows, shared_row,
+                                                       stream_row);
 }
 
 template <Element kElement, MaskKind kMask>

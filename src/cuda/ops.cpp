@@ -18,22 +18,23 @@ namespace {
 
 constexpr int kMaxDevices = 128;
 
-// 10 * major + minor of the current device, asked once a device: an eager call must not pay for it.
-int current_capability() {
-  static std::array<std::atomic<int>, kMaxDevices> known;  // 0: not asked yet; threads that race write the same value
+// The current device, asked once: an eager call must not pay for it.
+cuda::Device current_device() {
+  static std::array<std::atomic<cuda::Device>, kMaxDevices> known;  // threads that race write the same value
   const int index = c10::cuda::current_device();
   TORCH_CHECK(index < kMaxDevices, "scaled_mask_softmax: CUDA device index is ", index, "; expected less than ",
               kMaxDevices, ". Make fewer devices visible with CUDA_VISIBLE_DEVICES.");
-  int capability = known[index].load(std::memory_order_relaxed);
-  if (capability == 0) {
+  cuda::Device device = known[index].load(std::memory_order_relaxed);
+  if (device.capability == 0) {  // not asked yet
     int major = 0;
     int minor = 0;
     C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index));
     C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index));
-    capability = 10 * major + minor;
-    known[index].store(capability, std::memory_order_relaxed);
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&device.l2_bytes, cudaDevAttrL2CacheSize, index));
+    device.capability = 10 * major + minor;
+    known[index].store(device, std::memory_order_relaxed);
   }
-  return capability;
+  return device;
 }
 
 void check_launch(cudaError_t status, int capability) {
@@ -52,23 +53,23 @@ void check_launch(cudaError_t status, int capability) {
 struct CudaLaunch {
   static void forward(const ForwardProblem& problem, const at::Tensor& x) {
     const c10::cuda::CUDAGuard guard(x.device());
-    const int capability = current_capability();
-    check_launch(cuda::forward(problem, capability, c10::cuda::getCurrentCUDAStream()), capability);
+    const cuda::Device device = current_device();
+    check_launch(cuda::forward(problem, device, c10::cuda::getCurrentCUDAStream()), device.capability);
   }
   static void backward(const BackwardProblem& problem, const at::Tensor& y) {
     const c10::cuda::CUDAGuard guard(y.device());
-    const int capability = current_capability();
-    check_launch(cuda::backward(problem, capability, c10::cuda::getCurrentCUDAStream()), capability);
+    const cuda::Device device = current_device();
+    check_launch(cuda::backward(problem, device, c10::cuda::getCurrentCUDAStream()), device.capability);
   }
   static bool takes(const MaskGradientProblem& problem) { return cuda::fits(problem); }
   static void mask_gradient(const MaskGradientProblem& problem, const at::Tensor& y) {
     const c10::cuda::CUDAGuard guard(y.device());
-    check_launch(cuda::mask_gradient(problem, c10::cuda::getCurrentCUDAStream()), current_capability());
+    check_launch(cuda::mask_gradient(problem, c10::cuda::getCurrentCUDAStream()), current_device().capability);
   }
   static void dropout_keep(const Dropout& dropout, int64_t rows, int64_t columns, uint8_t* keep, const at::Tensor& x) {
     const c10::cuda::CUDAGuard guard(x.device());
     check_launch(cuda::dropout_keep(dropout, rows, columns, keep, c10::cuda::getCurrentCUDAStream()),
-                 current_capability());
+                 current_device().capability);
   }
   // One number of each subsequence: a cell's four has one of its own. While a graph is captured the state lies on the
   // device, where each replay finds another offset.

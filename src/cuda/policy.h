@@ -94,11 +94,11 @@ inline constexpr int64_t kPairedSegments = 4;
 #endif
 
 // Rows that share a row of a mask are walked one after the other, unless the mask stays in the L2 without: one of at most
-// kSmallMaskBytes does, and so does, for rows of kLongRowBytes and more, what of it lies between two uses, up to
-// kSharedMaskBytes. Memory order is faster then: .92 -> .99 at 128 float16 columns under a mask [Sq, Sk], .93 -> .98 at
-// 1,024; under a causal one [B, 1, Sq, Sk] .91 -> .93 at 1,024 and .90 -> .95 at 2,048, but .90 -> .83 at 128.
-inline constexpr int64_t kSmallMaskBytes = int64_t{4} << 20;
-inline constexpr int64_t kSharedMaskBytes = int64_t{8} << 20;
+// a kSmallMaskPart of it does, and so does, for rows of kLongRowBytes and more, what of it lies between two uses, up to a
+// kSharedMaskPart. Memory order is faster then (H200, float16): .92 -> .99 at 128 columns under a mask [Sq, Sk], .93 -> .98
+// at 1,024; under a causal one [B, 1, Sq, Sk] .91 -> .93 at 1,024 and .90 -> .95 at 2,048, but .90 -> .83 at 128.
+inline constexpr int64_t kSmallMaskPart = 12;
+inline constexpr int64_t kSharedMaskPart = 6;
 inline constexpr int64_t kLongRowBytes = 1024;
 
 // Vectors of a lane of cluster_row: as many of one float operand as its registers hold. Measured as above, with 4 and

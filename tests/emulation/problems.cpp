@@ -256,7 +256,7 @@ class Problem {
   void try_places(const std::function<Results(Where, Random&)>& compute);
 
   void name_kernel(Direction direction, MaskKind mask) {
-    const cuda::Question question{direction, shape_.columns, element_, mask, band_.active, capability_, dropout_.active};
+    const cuda::Question question{direction, shape_.columns, element_, mask, band_.active, device_.capability, dropout_.active};
     cuda::Plan plan = cuda::choose(question);
     if (direction == Direction::forward) {
       const cuda::Plan pairs = cuda::choose_pairs(question, plan, true, shape_.rows(), band_, shape_.size[2] - 1);
@@ -295,7 +295,7 @@ class Problem {
   Random random_;
 
   Shape shape_{};
-  int capability_ = 0;
+  cuda::Device device_{};
   Band band_{};
   double scale_ = 1;
   bool has_lengths_ = false;
@@ -329,7 +329,8 @@ void Problem::draw() {
   if (random_.chance(0.5)) std::swap(shape_.size[random_.between(0, 2)], shape_.size[random_.between(0, 2)]);
 
   const int capabilities[] = {75, 80, 86, 90, 90, 120};
-  capability_ = random_.one_of(capabilities);
+  const int l2_sizes[] = {0, 60 << 20};
+  device_ = {random_.one_of(capabilities), random_.one_of(l2_sizes)};
   const int64_t queries = shape_.size[2];
   band_ = {random_.chance(is_long ? 0.7 : 0.5), -queries, shape_.columns};
   if (band_.active) {
@@ -528,10 +529,10 @@ void Problem::forward() {
         ForwardProblem alone = problem;
         advance(alone, problem.rows.dim[2], query);
         alone.rows.dim[2].size = 1;
-        expect_success(cuda::forward(alone, capability_, nullptr));
+        expect_success(cuda::forward(alone, device_, nullptr));
       }
     } else {
-      expect_success(cuda::forward(problem, capability_, nullptr));
+      expect_success(cuda::forward(problem, device_, nullptr));
     }
     expect_untouched(y, "y");
     expect_untouched(before_operand, "y before dropout");
@@ -664,7 +665,7 @@ void Problem::backward() {
     problem.grad = grad_operand.base();
     problem.dx = has_dx ? dx.base() : nullptr;
     problem.dots = has_dots ? dots.base() : nullptr;
-    expect_success(cuda::backward(problem, capability_, nullptr));
+    expect_success(cuda::backward(problem, device_, nullptr));
     expect_untouched(dx, "dx");
     expect_untouched(dots, "the sums");
 
@@ -811,7 +812,7 @@ void Problem::run() {
   if (dropout_.active) kernel += " with dropout";
   task += kernel + ", " + std::to_string(shape_.size[0]) + " x " +
           std::to_string(shape_.size[1]) + " x " + std::to_string(shape_.size[2]) + " rows of " +
-          std::to_string(shape_.columns) + " columns, compute capability " + std::to_string(capability_);
+          std::to_string(shape_.columns) + " columns, compute capability " + std::to_string(device_.capability);
   if (is_forward) {
     forward();
   } else if (is_backward) {
