@@ -40,6 +40,19 @@ __device__ __forceinline__ const char* one_address(const char* address) {
   return address;
 }
 
+// The same of a number.
+__device__ __forceinline__ int one_number(int number) {
+  asm("" : "+r"(number));
+  return number;
+}
+
+// A word that costs nothing.
+__device__ __forceinline__ uint32_t any_word() {
+  uint32_t word;
+  asm volatile("" : "=r"(word));
+  return word;
+}
+
 // At the end of each branch of a choice between arrays' elements: branches that end alike would be merged into one that
 // finds its element in memory.
 template <int kNumber>

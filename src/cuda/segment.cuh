@@ -153,6 +153,9 @@ struct RawScores {
   using Mask = Shape<kMaskBytes, kCount>;
 
   static constexpr bool kIsPacked = is_packed(kElement, kMask);
+  // Scores::take() looks at no vector without a live column in the warp, but for the first of a segment that a later one
+  // follows: Ahead::at_edges() excludes its cells where its end may be folded.
+  static constexpr bool kFills = kWhole || kBehind == 0 || kIsPacked || kBytes != 2;
 
   Chunk<16> x[kVectors][1];
   typename Mask::Piece mask[kVectors][Mask::kPieces];
@@ -160,17 +163,17 @@ struct RawScores {
   // Vectors first, first + 1, ... of the segment whose column 0 is at `x_base` and `mask_base`. Unless kBehind is 0, the end
   // of the segment may be folded: elements of vector kBehind then take the place of the first lane's first ones. Vectors
   // of the segment without a live column come as scores of -inf where they are packed or, but for float64, have a float
-  // mask.
+  // mask; as anything if not kFills.
   template <Cache kCache>
   __device__ __forceinline__ void load(const ForwardArguments& arguments, const char* x_base, const char* mask_base,
                                        const Inner& inner, const Extent& extent, int first, int lane) {
     const uint32_t dead_x = kIsPacked ? kNegativeInfinityPair<kElement> ^ arguments.packed.flip : 0;
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(x, x_base, arguments.x_span, inner.input, extent, first, lane,
-                                                         dead_x);
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kFills>(x, x_base, arguments.x_span, inner.input, extent, first,
+                                                                 lane, dead_x);
     if constexpr (kMask != MaskKind::none) {
       const uint32_t dead_mask = has_addend(kMask) && kBytes != 8 ? kExcludedAddend : 0;
       if (kWhole || arguments.mask_column_stride == kMaskBytes) {
-        load_vectors<kLanes, Cache::keep, kWhole, kMaskBytes, kCount>(
+        load_vectors<kLanes, Cache::keep, kWhole, kMaskBytes, kCount, kFills>(
             mask, mask_base, arguments.mask_span, inner.second, extent, first, lane, dead_mask);
       } else {
         load_strided<kLanes, kMaskBytes, kCount>(mask, mask_base, arguments.mask_column_stride, extent, first, lane,
@@ -685,13 +688,14 @@ struct RawGradients {
   template <Cache kCache, typename Arguments>
   __device__ __forceinline__ void load(const Arguments& arguments, const char* y_base, const char* grad_base,
                                        const Inner& inner, const Extent& extent, int first, int lane) {
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(y, y_base, arguments.y_span, inner.input, extent, first, lane,
-                                                         0);
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, true>(y, y_base, arguments.y_span, inner.input, extent, first,
+                                                               lane, 0);
     if (!kWhole && arguments.grad_expanded) {
       load_strided<kLanes, kBytes, kCount>(grad, grad_base, 0, extent, first, lane, 0);
     } else {
-      load_vectors<kLanes, kCache, kWhole, kBytes, kCount>(grad, grad_base, arguments.grad_span, inner.second, extent,
-                                                           first, lane, 0);
+      // Gradients of 16 bits where the probability is 0 are dropped by settle().
+      load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kWhole || kBytes != 2>(
+          grad, grad_base, arguments.grad_span, inner.second, extent, first, lane, 0);
     }
     if constexpr (kBehind != 0) {
       constexpr int kLength = kBehind * kLanes * kCount;

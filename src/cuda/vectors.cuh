@@ -391,6 +391,15 @@ struct Shape {
   using Piece = Chunk<kChunkBytes>;
 };
 
+// A chunk of which nothing is known.
+template <int kBytes>
+__device__ __forceinline__ Chunk<kBytes> any_chunk() {
+  Chunk<kBytes> chunk;
+#pragma unroll
+  for (int w = 0; w < (kBytes + 3) / 4; ++w) chunk.word[w] = any_word();
+  return chunk;
+}
+
 // A chunk of copies of one word.
 template <int kBytes>
 __device__ __forceinline__ Chunk<kBytes> filled_with(uint32_t word) {
@@ -401,9 +410,9 @@ __device__ __forceinline__ Chunk<kBytes> filled_with(uint32_t word) {
 }
 
 // Loads vectors first, first + 1, ... (in steps of kLanes) of a segment whose column 0 is at `base`. Vectors without a live
-// column are not read, and their words are `dead`: a lane's where rows are whole, those of all its lanes elsewhere. Other
-// cells outside the live columns hold anything. `inner`: as in RowPlace.
-template <int kLanes, Cache kCache, bool kWhole, int kElementBytes, int kCount, int kVectors,
+// column are not read, and their words are `dead`, or anything unless kFills: a lane's where rows are whole, those of all
+// its lanes elsewhere. Other cells outside the live columns hold anything. `inner`: as in RowPlace.
+template <int kLanes, Cache kCache, bool kWhole, int kElementBytes, int kCount, bool kFills, int kVectors,
           typename S = Shape<kElementBytes, kCount>>
 __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][S::kPieces], const char* segment_base,
                                              const Span& span, bool inner, const Extent& segment_extent, int first,
@@ -413,7 +422,7 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
   constexpr int kLength = kLanes * kCount;
   const Extent extent = segment_extent.moved(lane * kCount);
   const auto column = [&](int k, int p) { return (first + k) * kLength + p * kPieceCount; };
-  const auto fill = [&](int k, int p) { out[k][p] = filled_with<kChunkBytes>(dead); };
+  const auto fill = [&](int k, int p) { out[k][p] = kFills ? filled_with<kChunkBytes>(dead) : any_chunk<kChunkBytes>(); };
   // Calls each(k, p) for pieces of vectors [kBegin, kEnd).
   const auto for_pieces = [&](auto begin, auto end, const auto& each) {
 #pragma unroll
@@ -447,7 +456,7 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
   const char* boundary = one_address(segment_base - shift);
   // Where the last piece with a live column begins. Of several rows in a warp some may have none.
   const int end_of_live = min(segment_extent.end, (first + kVectors) * kLength);
-  const int last_piece = (end_of_live - 1) & -kPieceCount;
+  const int last_piece = one_number((end_of_live - 1) & -kPieceCount);
   const int last = kLanes == kWarpLanes ? last_piece : max(last_piece, 0);
   // A warp takes one way, and is told so. With one vector a lane it may come here in part.
   constexpr bool kTogether = kVectors > 1;
@@ -522,8 +531,17 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
   } else if constexpr (kChunkBytes > kElementBytes) {
     // A few at a time: each takes twice its registers until it is realigned.
     in_batches<kVectors, 4 * kVectorBytes / S::kBytes>([&](auto begin, auto end) {
-      read_batch(begin, end, read_two);
-      realign_all(begin, end);
+      // Without registers to spare, where their addresses wait beside them too, two at a time.
+      constexpr int kSlow = kFills ? kVectors : 2;
+      if (kSlow >= kVectors || each_live) {
+        read_batch(begin, end, read_two);
+        realign_all(begin, end);
+      } else {
+        in_batches<decltype(end)::value, kSlow, decltype(begin)::value>([&](auto from, auto to) {
+          read_batch(from, to, read_two);
+          realign_all(from, to);
+        });
+      }
     });
   }
 }

@@ -54,8 +54,17 @@ struct GroupRows {
   }
 };
 
+// Blocks that a multiprocessor is to hold, 0 for any number: where rows of 16-bit elements are not whole the assembler may
+// take registers that cost a block, for an order of instructions that is no faster.
+constexpr int warp_rows_resident(Element element, MaskKind mask, int lanes, int vectors, bool whole, bool dropout) {
+  const bool odd = element_bytes(element) == 2 && lanes == kWarpLanes && vectors > 2 && !whole && !dropout;
+  if (!odd || mask == MaskKind::float32) return 0;
+  return (is_packed(element, mask) ? 13 : 12) - vectors;
+}
+
 template <Element kElement, MaskKind kMask, int kLanes, int kVectors, int kRows, bool kWhole, bool kDropout>
-__global__ void __launch_bounds__(kWarpRowsThreads)
+__global__ void
+__launch_bounds__(kWarpRowsThreads, warp_rows_resident(kElement, kMask, kLanes, kVectors, kWhole, kDropout))
     warp_rows_forward(const __grid_constant__ ForwardArguments arguments) {
   constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kVectors);
   using RowScores = Scores<kElement, kMask, kLanes, kVectors>;

@@ -22,6 +22,10 @@ inline void store_16(char* address, const uint32_t (&word)[4]) {
 
 inline const char* one_address(const char* address) { return address; }
 
+inline int one_number(int number) { return number; }
+
+inline uint32_t any_word() { return 0xffffffffu; }
+
 template <int kNumber>
 void keep_apart() {}
 
