@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import oracle
@@ -53,6 +54,20 @@ def random_mask(kind: str, shape: Any, dtype: torch.dtype, device: str, seed: in
         return (drawn < 0.33).to(device)
     values = normal(shape, torch.float32, "cpu", seed + 1, 1.0).masked_fill(drawn < 0.2, -torch.inf)
     return values.to(dtype if kind == "same" else torch.float32).to(device)
+
+
+def memory_before() -> int:
+    """Bytes in use on the CUDA device, from which on its peak is measured. What earlier tests left to the garbage
+    collector is freed first: between the two readings it would count as a peak."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def peak_beyond(before: int) -> int:
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from checks import DTYPES, DTYPES_AND_KINDS, normal, random_mask, same_bits, short, verify
+from checks import (
+    DTYPES,
+    DTYPES_AND_KINDS,
+    memory_before,
+    normal,
+    peak_beyond,
+    random_mask,
+    same_bits,
+    short,
+    verify,
+)
 from torch.profiler import ProfilerActivity, profile
 
 import scaled_mask_softmax as sms
@@ -96,11 +106,6 @@ def test_second_device(second_cuda: str) -> None:
 ALLOCATION = 2 << 20
 
 
-def peak_beyond(before: int) -> int:
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
 @pytest.mark.parametrize(("dtype", "kind"), DTYPES_AND_KINDS, ids=short)
 @pytest.mark.parametrize("columns", LENGTHS)
 def test_memory(cuda: str, columns: int, dtype: torch.dtype, kind: str) -> None:
@@ -112,17 +117,14 @@ def test_memory(cuda: str, columns: int, dtype: torch.dtype, kind: str) -> None:
     size = -(-x.numel() * x.element_size() // ALLOCATION) * ALLOCATION
     x.requires_grad_()
     run(x, mask, grad)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = memory_before()
     y = sms.scaled_mask_softmax(x, mask, 0.7, True)
     assert peak_beyond(before) <= size
     dx = torch.autograd.grad(y, x, grad)[0]
     assert peak_beyond(before) <= 2 * size
     del y, dx
     hidden = x * 1
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = memory_before()
     sms.scaled_mask_softmax_(hidden, mask, 0.7, True)
     assert peak_beyond(before) == 0
     torch.autograd.grad(hidden, x, grad)
