@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,14 @@ def _enter(
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
     try:
         function(*arguments)
-        # A thread of gloo that is the last to hold a tensor aborts a process that ends meanwhile.
         dist.barrier()
     finally:
         dist.destroy_process_group()
+    # A thread of gloo that is the last to hold a tensor aborts an interpreter that ends meanwhile, and where DTensor
+    # holds the group its threads are not waited for.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def device() -> str:
