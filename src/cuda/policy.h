@@ -112,8 +112,7 @@ SMS_HOST_DEVICE constexpr int cluster_vectors(Direction direction, MaskKind mask
 // Blocks of cluster_row have at most so many warps, unless they are as many as there can be: several of them fit a
 // multiprocessor. With 12, 16 and 8 warps of 4 vectors a lane, under a float mask .86, .85, .83 at 32,768 columns and
 // .83, .79, .82 at 65,536; backward too, .96 and .94 at 32,768 and 65,536, against .88 and .83 in shared memory. With 16
-// and 8 warps of 8 vectors, .97 and .98 at 131,072. float32 rows without a float mask are never so large: .83 at 131,072
-// with 16 warps, .85 in shared memory.
+// and 8 warps of 8 vectors, .97 and .98 at 131,072; with 16 of them, float32, .97 there, .85 in shared memory.
 SMS_HOST_DEVICE constexpr int cluster_warps(int lane_vectors) { return lane_vectors == kBlockVectors ? 12 : 8; }
 inline constexpr int kClusterBlocks = 8;  // at most: what every device with clusters can schedule
 
@@ -296,8 +295,7 @@ inline Plan choose(const Question& question) {
     const int64_t team_warps = (vectors - 1) / (kWarpLanes * lane_vectors) + 1;
     for (int blocks = 2; blocks <= kClusterBlocks; blocks *= 2) {
       const int64_t block_warps = (team_warps - 1) / blocks + 1;
-      const bool large = blocks == kClusterBlocks && !(lane_vectors > kBlockVectors && per_vector == 4);
-      const int most = large ? kBlockThreads / kWarpLanes : cluster_warps(lane_vectors);
+      const int most = blocks == kClusterBlocks ? kBlockThreads / kWarpLanes : cluster_warps(lane_vectors);
       if (block_warps > most) continue;
       const int threads = static_cast<int>(block_warps) * kWarpLanes;
       return {Strategy::cluster_row, threads * blocks, lane_vectors, 1, threads, blocks, 0};
