@@ -38,11 +38,12 @@ struct WarpShape {
 // every lane. A shape more where rows would fill little of the next one, which shows where they wait for arithmetic.
 // Measured on an H200 with float16, share of a copy's speed, beside the next shape: 2x1 .97 (.69) at 16 columns, causal .94
 // (.55); 4x2 causal .91 (.78) at 64; 8x2 causal .92 (.88, by 4x4) at 128; 32x3 .91 (.86) at 768 under a causal mask; 32x5
-// .74 (.64) at 1,025 under a float mask; 32x6 .97 (.79, by two warps of a block) at 1,032. More than kBlockVectors are for
-// 16-bit scores without a float32 mask alone: others take too many registers.
+// .74 (.64) at 1,025 under a float mask; 32x6 .97 (.79, by two warps of a block) at 1,032. 8x5 and 16x5 are 32x5 for rows
+// a little longer than 256 and 512. More than kBlockVectors are for 16-bit scores without a float32 mask alone: others
+// take too many registers.
 inline constexpr WarpShape kWarpShapes[] = {
-    {1, 1, 2}, {2, 1, 4},  {4, 1, 4},  {4, 2, 1},  {8, 2, 1},  {8, 4, 1},
-    {16, 4, 1}, {32, 3, 1}, {32, 4, 1}, {32, 5, 1}, {32, 6, 1},
+    {1, 1, 2},  {2, 1, 4},  {4, 1, 4},  {4, 2, 1},  {8, 2, 1},  {8, 4, 1},  {8, 5, 1},
+    {16, 4, 1}, {16, 5, 1}, {32, 3, 1}, {32, 4, 1}, {32, 5, 1}, {32, 6, 1},
 };
 
 inline constexpr int kWarpRowsThreads = 128;
