@@ -26,8 +26,8 @@ CPU_LENGTHS = [1, 2, 7, 8, 15, 16, 17, 33, 64, 100, 255, 1000, 4097, 8193, 70_00
 def kernel(direction: str, columns: int, dtype: torch.dtype, kind: str, device: str) -> tuple[object, ...]:
     """What tells kernels apart; plans of one kernel may differ in their number of warps."""
     plan = _C.plan(direction, columns, short_name(dtype), kind, True, capability(device))
-    shape = (plan["lanes"], plan["vectors"]) if plan["strategy"] == "warp_rows" else ()
-    return plan["strategy"], plan["blocks"], *shape
+    lanes = plan["lanes"] if plan["strategy"] == "warp_rows" else 0
+    return plan["strategy"], plan["blocks"], lanes, plan["vectors"]
 
 
 def lengths(device: str, dtype: torch.dtype, kind: str) -> list[int]:

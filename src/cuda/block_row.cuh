@@ -152,18 +152,15 @@ __global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout
   hold_row_backward<kElement, kWhole, kDropout>(arguments, team);
 }
 
-template <MaskKind kMask>
-inline constexpr int kClusterVectors = cluster_vectors(Direction::forward, kMask);
-
 // The same by a cluster of blocks; never launched where there are none.
-template <Element kElement, MaskKind kMask, bool kWhole>
+template <Element kElement, MaskKind kMask, int kVectors, bool kWhole>
 __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
     cluster_row_forward(const __grid_constant__ ForwardArguments arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const ClusterTeam<Accumulate<kElement>, 2, false> team;
-  prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kClusterVectors<kMask>>());
+  prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kVectors>());
   prefetch_mask_for_row<kElement, kMask>(arguments, team);
-  hold_row_forward<kElement, kMask, kClusterVectors<kMask>, kWhole, false>(arguments, team);
+  hold_row_forward<kElement, kMask, kVectors, kWhole, false>(arguments, team);
 #endif
 }
 

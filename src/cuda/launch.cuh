@@ -90,12 +90,19 @@ auto forward_kernel(const Plan& plan) {
   if constexpr (compiled(kElement, Strategy::block_row, kDropout)) {
     block_row = block_row_forward<kElement, kMask, kWhole, kDropout>;
   }
-  if constexpr (compiled(kElement, Strategy::cluster_row, kDropout)) {
-    cluster_row = cluster_row_forward<kElement, kMask, kWhole>;
-  }
-  if constexpr (compiled_for_pairs(kElement, kMask, kWhole) && !kDropout) {
-    pair_rows = pair_rows_forward<kElement, kMask, kWhole>;
-  }
+  const auto of_vectors = [&](auto vectors) {
+    constexpr int kVectors = decltype(vectors)::value;
+    if (plan.vectors != kVectors) return;
+    if constexpr (compiled(kElement, Strategy::cluster_row, kDropout) &&
+                  in_clusters(Direction::forward, kElement, kMask, kVectors)) {
+      cluster_row = cluster_row_forward<kElement, kMask, kVectors, kWhole>;
+    }
+    if constexpr (compiled_for_pairs(kElement, kMask, kVectors, kWhole) && !kDropout) {
+      pair_rows = pair_rows_forward<kElement, kMask, kVectors, kWhole>;
+    }
+  };
+  of_vectors(std::integral_constant<int, kBlockVectors>{});
+  of_vectors(std::integral_constant<int, 2 * kBlockVectors>{});
   if constexpr (compiled(kElement, Strategy::shared_row, kDropout)) {
     shared_row = shared_row_forward<kElement, kMask, kWhole>;
   }

@@ -207,14 +207,13 @@ __device__ __forceinline__ void write_outside(const ForwardArguments& arguments,
   });
 }
 
-template <Element kElement, MaskKind kMask, bool kWhole>
-__global__ void __launch_bounds__(pair_threads(kMask, kWhole), pairs_resident(kMask))
+template <Element kElement, MaskKind kMask, int kVectors, bool kWhole>
+__global__ void __launch_bounds__(pair_threads(kVectors, kWhole), pairs_resident(kVectors))
     pair_rows_forward(const __grid_constant__ ForwardArguments arguments) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  if constexpr (kClusterVectors<kMask> != kBlockVectors) return;  // such rows take a cluster
+  if constexpr (kVectors != kBlockVectors) return;  // such rows take a cluster
 #endif
   using Real = Accumulate<kElement>;
-  constexpr int kVectors = kClusterVectors<kMask>;
   constexpr int kLength = kWarpLanes * kVectors * kCountOf<kElement>;
   const PairTeam<Real, kLength> team(arguments);
   prefetch_for_pair<kElement, kMask>(arguments, team);

@@ -102,31 +102,35 @@ inline constexpr int64_t kSmallMaskPart = 12;
 inline constexpr int64_t kSharedMaskPart = 6;
 inline constexpr int64_t kLongRowBytes = 1024;
 
-// Vectors of a lane of cluster_row: as many of one float operand as its registers hold. Measured as above, with 4 and
-// kept exponentials, with 4, and with 8: .89, .99, .98 at 32,768 columns, .85, .97, .985 at 65,536, .81 (in shared
-// memory), .90, .98 at 131,072; causal .84, .95, .97 at 32,768.
-SMS_HOST_DEVICE constexpr int cluster_vectors(Direction direction, MaskKind mask) {
-  const bool light = mask == MaskKind::none || mask == MaskKind::boolean;
-  return direction == Direction::forward && light ? 2 * kBlockVectors : kBlockVectors;
+// Whether cluster_row and pair_rows are compiled for so many vectors of a lane: kBlockVectors, or twice as many, which is
+// as many of one float operand as its registers hold. Measured as above, with 4 and kept exponentials, with 4, and with 8:
+// .89, .99, .98 at 32,768 columns, .85, .97, .985 at 65,536, .81 (in shared memory), .90, .98 at 131,072; causal .84, .95,
+// .97 at 32,768. float32 under a float mask has both, for its longest rows: .92 and .91 at 32,768, .90 and .92 at 65,536,
+// .45 (in shared memory) and .88 at 131,072; causal too .89 and .85, .79 and .84, .37 and .78.
+SMS_HOST_DEVICE constexpr bool in_clusters(Direction direction, Element element, MaskKind mask, int vectors) {
+  const bool light = direction == Direction::forward && !has_addend(mask);
+  const bool both = direction == Direction::forward && element_bytes(element) == 4 && has_addend(mask);
+  return vectors == kBlockVectors ? !light : vectors == 2 * kBlockVectors && (light || both);
 }
 
-// Blocks of cluster_row have at most so many warps, unless they are as many as there can be: several of them fit a
-// multiprocessor. With 12, 16 and 8 warps of 4 vectors a lane, under a float mask .86, .85, .83 at 32,768 columns and
-// .83, .79, .82 at 65,536; backward too, .96 and .94 at 32,768 and 65,536, against .88 and .83 in shared memory. With 16
-// and 8 warps of 8 vectors, .97 and .98 at 131,072; with 16 of them, float32, .97 there, .85 in shared memory.
+// Blocks of cluster_row have at most so many warps, unless they are as many as there can be, of as many vectors: several
+// of them fit a multiprocessor. With 12, 16 and 8 warps of 4 vectors a lane, under a float mask .86, .85, .83 at 32,768
+// columns and .83, .79, .82 at 65,536; backward too, .96 and .94 at 32,768 and 65,536, against .88 and .83 in shared
+// memory. With 16 and 8 warps of 8 vectors, .97 and .98 at 131,072; with 16 of them, float32, .97 there, .85 in shared
+// memory.
 SMS_HOST_DEVICE constexpr int cluster_warps(int lane_vectors) { return lane_vectors == kBlockVectors ? 12 : 8; }
 inline constexpr int kClusterBlocks = 8;  // at most: what every device with clusters can schedule
 
-// A block of pair_rows: threads, at most, and how many of it the register budget lets a multiprocessor have. Two causal
-// rows that have as many live columns together as one row has columns touch a segment more than that. Float masks that are
-// not whole take the registers of as many threads as a block of block_row has.
-SMS_HOST_DEVICE constexpr int pair_threads(MaskKind mask, bool whole) {
-  return has_addend(mask) ? kBlockThreads + (whole ? kWarpLanes : 0) : (cluster_warps(2 * kBlockVectors) + 1) * kWarpLanes;
+// A block of pair_rows, given the vectors of a lane: threads, at most, and how many of it the register budget lets a
+// multiprocessor have. Two causal rows that have as many live columns together as one row has columns touch a segment more
+// than that. Rows that are not whole take the registers of as many threads as a block of block_row has.
+SMS_HOST_DEVICE constexpr int pair_threads(int vectors, bool whole) {
+  return vectors == kBlockVectors ? kBlockThreads + (whole ? kWarpLanes : 0) : (cluster_warps(vectors) + 1) * kWarpLanes;
 }
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-SMS_HOST_DEVICE constexpr int pairs_resident(MaskKind) { return 1; }  // a multiprocessor may have no more threads
+SMS_HOST_DEVICE constexpr int pairs_resident(int) { return 1; }  // a multiprocessor may have no more threads
 #else
-SMS_HOST_DEVICE constexpr int pairs_resident(MaskKind mask) { return has_addend(mask) ? kBlocksResident : 3; }
+SMS_HOST_DEVICE constexpr int pairs_resident(int vectors) { return vectors == kBlockVectors ? kBlocksResident : 3; }
 #endif
 
 // Threads of a block of shared_row, and how many blocks the register budget lets a multiprocessor have. Measured as
@@ -205,8 +209,9 @@ constexpr bool compiled(Element element, Strategy strategy, bool dropout) {
 }
 
 // Rows without a float mask are fast enough in a block, and rare where they are not whole.
-constexpr bool compiled_for_pairs(Element element, MaskKind mask, bool whole) {
-  return element != Element::float64 && (has_addend(mask) || whole);
+constexpr bool compiled_for_pairs(Element element, MaskKind mask, int vectors, bool whole) {
+  return element != Element::float64 && (has_addend(mask) || whole) &&
+         in_clusters(Direction::forward, element, mask, vectors);
 }
 
 inline constexpr Strategy kLongStrategies[] = {Strategy::block_row, Strategy::cluster_row, Strategy::shared_row,
@@ -292,14 +297,19 @@ inline Plan choose(const Question& question) {
     return {Strategy::block_row, lanes, kBlockVectors, 1, lanes, 1, 0};
   }
   if (question.capability >= 90 && exists(Strategy::cluster_row)) {
-    const int lane_vectors = cluster_vectors(question.direction, question.mask);
-    const int64_t team_warps = (vectors - 1) / (kWarpLanes * lane_vectors) + 1;
-    for (int blocks = 2; blocks <= kClusterBlocks; blocks *= 2) {
-      const int64_t block_warps = (team_warps - 1) / blocks + 1;
-      const int most = blocks == kClusterBlocks ? kBlockThreads / kWarpLanes : cluster_warps(lane_vectors);
-      if (block_warps > most) continue;
-      const int threads = static_cast<int>(block_warps) * kWarpLanes;
-      return {Strategy::cluster_row, threads * blocks, lane_vectors, 1, threads, blocks, 0};
+    const auto holds = [&](int lane_vectors) {
+      return in_clusters(question.direction, question.element, question.mask, lane_vectors);
+    };
+    for (const int lane_vectors : {kBlockVectors, 2 * kBlockVectors}) {
+      if (!holds(lane_vectors)) continue;
+      const int64_t team_warps = (vectors - 1) / (kWarpLanes * lane_vectors) + 1;
+      for (int blocks = 2; blocks <= kClusterBlocks; blocks *= 2) {
+        const int64_t block_warps = (team_warps - 1) / blocks + 1;
+        const bool most_there_can_be = blocks == kClusterBlocks && !holds(2 * lane_vectors);
+        if (block_warps > (most_there_can_be ? kBlockThreads / kWarpLanes : cluster_warps(lane_vectors))) continue;
+        const int threads = static_cast<int>(block_warps) * kWarpLanes;
+        return {Strategy::cluster_row, threads * blocks, lane_vectors, 1, threads, blocks, 0};
+      }
     }
   }
   if (shared.block_columns > 0) return shared;
@@ -322,8 +332,8 @@ constexpr int64_t segments_of_pair(const Band& band, int64_t queries, int64_t le
 inline Plan choose_pairs(const Question& question, const Plan& own, bool whole, int64_t rows, const Band& band,
                          int64_t queries) {
   const bool holds_segments = own.strategy == Strategy::block_row || own.strategy == Strategy::cluster_row;
-  if (!question.band || !holds_segments || own.vectors != cluster_vectors(Direction::forward, question.mask) ||
-      question.dropout || rows < kPairedRows || !compiled_for_pairs(question.element, question.mask, whole)) {
+  if (!question.band || !holds_segments || question.dropout || rows < kPairedRows ||
+      !compiled_for_pairs(question.element, question.mask, own.vectors, whole)) {
     return {};
   }
   const int64_t length = kWarpLanes * own.vectors * (kVectorBytes / element_bytes(question.element));
@@ -332,8 +342,8 @@ inline Plan choose_pairs(const Question& question, const Plan& own, bool whole, 
   if (own_segments < kPairedSegments || segments > own_segments + 1) return {};
   for (int blocks = 1; blocks <= (question.capability >= 90 ? kClusterBlocks : 1); blocks *= 2) {
     const int64_t warps = (std::max<int64_t>(segments, 1) - 1) / blocks + 1;
-    const bool all = !has_addend(question.mask) || blocks == 1 || blocks == kClusterBlocks;
-    if (warps > (all ? pair_threads(question.mask, whole) / kWarpLanes : cluster_warps(own.vectors))) continue;
+    const bool all = own.vectors != kBlockVectors || blocks == 1 || blocks == kClusterBlocks;
+    if (warps > (all ? pair_threads(own.vectors, whole) / kWarpLanes : cluster_warps(own.vectors))) continue;
     const int threads = static_cast<int>(warps) * kWarpLanes;
     return {Strategy::pair_rows, threads * blocks, own.vectors, 1, threads, blocks, 0};
   }
@@ -368,7 +378,7 @@ struct Kernel {
   MaskKind mask;
   Strategy strategy;
   int lanes;    // template argument of warp_rows, 0 for the others
-  int vectors;  // template argument of warp_rows, 0 for the others
+  int vectors;  // template argument of warp_rows, and forward of cluster_row and pair_rows; 0 for the others
   int rows;     // template argument of warp_rows, 0 for the others
   bool whole;    // template argument
   bool dropout;  // template argument of all but cluster_row, pair_rows and shared_row
@@ -379,7 +389,7 @@ struct Kernel {
       case Strategy::warp_rows: return kWarpRowsThreads;
       case Strategy::block_row: return dropout ? kDropoutBlockThreads : kBlockThreads;
       case Strategy::cluster_row: return kBlockThreads;
-      case Strategy::pair_rows: return pair_threads(mask, whole);
+      case Strategy::pair_rows: return pair_threads(vectors, whole);
       case Strategy::shared_row: return kSharedThreads;
       case Strategy::stream_row: return kStreamThreads;
       case Strategy::sum_rows: return kMaskGradientThreads;
@@ -401,7 +411,11 @@ struct Kernel {
                                                                                                   : "_backward");
     std::string arguments = enumerator("Element", static_cast<int>(element));
     if (direction == Direction::forward) arguments += enumerator("MaskKind", static_cast<int>(mask));
-    if (strategy == Strategy::warp_rows) arguments += integer(lanes) + integer(vectors) + integer(rows);
+    if (strategy == Strategy::warp_rows) {
+      arguments += integer(lanes) + integer(vectors) + integer(rows);
+    } else if (vectors != 0) {
+      arguments += integer(vectors);
+    }
     if (strategy != Strategy::sum_rows) arguments += whole ? "Lb1E" : "Lb0E";
     const bool may_drop = strategy != Strategy::cluster_row && strategy != Strategy::pair_rows &&
                           strategy != Strategy::shared_row;
@@ -426,10 +440,17 @@ inline std::vector<Kernel> all_kernels() {
           }
           for (const Strategy strategy : kLongStrategies) {
             if (!compiled(element, strategy, false)) continue;
+            if (strategy == Strategy::cluster_row && direction == Direction::forward) continue;  // below
             kernels.push_back({direction, element, mask, strategy, 0, 0, 0, whole, false});
           }
-          if (direction == Direction::forward && compiled_for_pairs(element, mask, whole)) {
-            kernels.push_back({direction, element, mask, Strategy::pair_rows, 0, 0, 0, whole, false});
+          for (const int vectors : {kBlockVectors, 2 * kBlockVectors}) {
+            if (direction != Direction::forward || !in_clusters(direction, element, mask, vectors)) continue;
+            if (compiled(element, Strategy::cluster_row, false)) {
+              kernels.push_back({direction, element, mask, Strategy::cluster_row, 0, vectors, 0, whole, false});
+            }
+            if (compiled_for_pairs(element, mask, vectors, whole)) {
+              kernels.push_back({direction, element, mask, Strategy::pair_rows, 0, vectors, 0, whole, false});
+            }
           }
         }
         if (direction == Direction::forward && mask_for_dropout(mask) != mask) continue;

@@ -312,11 +312,12 @@ void Problem::draw() {
   const int per_vector = cuda::kVectorBytes / element_bytes(element_);
   const bool is_long = random_.chance(0.05);
   if (is_long) {
-    // Longer than a block's registers; a part of them not longer than its shared memory.
-    const int64_t vectors = random_.chance(0.5) ? random_.between(2000, 5000) : random_.between(500, 12000);
+    // Longer than a block's registers; a part of them not longer than its shared memory, and a few as a cluster holds.
+    const int64_t most = random_.chance(0.2) ? 34000 : 12000;
+    const int64_t vectors = random_.chance(0.5) ? random_.between(2000, 5000) : random_.between(500, most);
     shape_.columns = vectors * per_vector + random_.between(-per_vector, per_vector);
   } else if (random_.chance(0.65)) {
-    const int vectors[] = {1, 4, 16, 32, 64, 128, 192, 256, 512};  // that kernels hold
+    const int vectors[] = {1, 2, 4, 8, 16, 32, 40, 64, 80, 96, 128, 160, 192, 256, 512};  // that kernels hold
     shape_.columns = random_.one_of(vectors) * per_vector + random_.between(-per_vector - 1, per_vector + 1);
   } else {
     shape_.columns = random_.between(1, 100 * per_vector);
