@@ -54,12 +54,19 @@ struct GroupRows {
   }
 };
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+inline constexpr int kWarpRowsBlocks = 1024 / kWarpRowsThreads;  // that a multiprocessor can hold
+#else
+inline constexpr int kWarpRowsBlocks = 1536 / kWarpRowsThreads;
+#endif
+
 // Blocks that a multiprocessor is to hold, 0 for any number: where rows of 16-bit elements are not whole the assembler may
 // take registers that cost a block, for an order of instructions that is no faster.
 constexpr int warp_rows_resident(Element element, MaskKind mask, int lanes, int vectors, bool whole, bool dropout) {
   const bool odd = element_bytes(element) == 2 && lanes == kWarpLanes && vectors > 2 && !whole && !dropout;
   if (!odd || mask == MaskKind::float32) return 0;
-  return (is_packed(element, mask) ? 13 : 12) - vectors;
+  const int blocks = (is_packed(element, mask) ? 13 : 12) - vectors;
+  return blocks < kWarpRowsBlocks ? blocks : kWarpRowsBlocks;
 }
 
 template <Element kElement, MaskKind kMask, int kLanes, int kVectors, int kRows, bool kWhole, bool kDropout>
