@@ -398,3 +398,18 @@ def test_the_library_must_hold_what_was_asked_for(library):
         RecordError, match=r"holds cubins for 7\.5, 9\.0a, 10\.0f and PTX for 12\.0, but asked for were 7\.5"
     ):
         record.make(library, {**FACTS, "asked_architectures": ["7.5"]}, "GNU 12.2.0")
+
+
+@pytest.mark.parametrize("mask", ["boolean", "same"])
+def test_the_oldest_architecture(tmp_path, mask):
+    """What a kernel asks of a multiprocessor, its assembler checks: compute capability 7.5 holds fewest threads."""
+    nvcc = toolkit.locate_nvcc()
+    if nvcc is None:
+        pytest.skip("needs a CUDA compiler")
+    source = ROOT / "src/cuda" / f"forward_float16_{mask}.cu"
+    options = ["-std=c++20", "-arch=sm_75", "-Werror=all-warnings", "-Wno-deprecated-gpu-targets", "-Xptxas=-O0"]
+    cubin = tmp_path / "kernels.cubin"
+    done = subprocess.run(
+        [nvcc[0], *options, f"-I{ROOT / 'src'}", "-cubin", "-o", cubin, source], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
