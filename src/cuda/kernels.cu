@@ -48,19 +48,24 @@ int64_t blocks_ahead(const Plan& plan, int64_t columns, int bytes) {
   return kPrefetchThreads / threads + 1;
 }
 
-// `rows` in the order in which they are walked. `partial`: they may have columns that are not live; `second`: the second
-// operand is to be brought too.
-RowPrefetch row_prefetch(const Plan& plan, const Rows& rows, int64_t columns, int bytes, bool partial, bool second) {
+// Of a piece of either direction, whose rows are in the order in which they are walked. `waits`: for memory, even where
+// all of a row is live and in registers. `second`: the second operand is to be brought too.
+template <typename Problem>
+RowPrefetch row_prefetch(const Plan& plan, const Problem& piece, bool waits, bool second) {
   if (plan.strategy != Strategy::warp_rows && !is_held_by_blocks(plan)) return {};
-  RowPrefetch ahead{static_cast<uint32_t>(blocks_ahead(plan, columns, bytes)), 1};
+  if (!waits && !piece.band.active && plan.strategy != Strategy::shared_row) return {};
+  if (piece.key_lengths != nullptr) return {};  // they would have to be read first
+  const Rows& rows = piece.rows;
+  const int bytes = element_bytes(piece.element);
+  RowPrefetch ahead{static_cast<uint32_t>(blocks_ahead(plan, piece.columns, bytes)), 1};
   if (plan.strategy == Strategy::warp_rows && rows.dims > 0) {
     const RowDim& inner = rows.dim[rows.dims - 1];
     const int64_t block_rows = plan.rows_per_block();
-    const bool adjoin = inner.stride[kInput] == columns && (!second || inner.stride[kSecond] == columns) &&
+    const bool adjoin = inner.stride[kInput] == piece.columns && (!second || inner.stride[kSecond] == piece.columns) &&
                         (rows.dims == 1 || inner.size % block_rows == 0);
-    if (adjoin && !partial) ahead.rows = static_cast<uint32_t>(block_rows);
+    if (adjoin && !piece.band.active) ahead.rows = static_cast<uint32_t>(block_rows);
   }
-  return ahead.rows * columns * bytes < kPrefetchBytes ? RowPrefetch{} : ahead;
+  return ahead.rows * piece.columns * bytes < kPrefetchBytes ? RowPrefetch{} : ahead;
 }
 
 // Of a float mask. `rows` in the order in which they are walked.
@@ -161,11 +166,7 @@ cudaError_t launch_piece(const Question& question, const Plan& own, const Forwar
       arguments.mask_prefetch = mask_prefetch(plan, piece.rows, piece.columns, bytes);
     }
   }
-  // Not where key lengths are given, which would have to be read first.
-  const bool waits = !whole || piece.band.active || has_addend(piece.mask_kind) || plan.strategy == Strategy::shared_row;
-  if (waits && piece.key_lengths == nullptr) {
-    arguments.ahead = row_prefetch(plan, piece.rows, piece.columns, bytes, piece.band.active, false);
-  }
+  arguments.ahead = row_prefetch(plan, piece, !whole || has_addend(piece.mask_kind), false);
   switch (piece.mask_kind) {
     case MaskKind::none: return dispatch_forward<MaskKind::none>(piece, plan, whole, arguments, stream);
     case MaskKind::boolean: return dispatch_forward<MaskKind::boolean>(piece, plan, whole, arguments, stream);
@@ -191,10 +192,7 @@ cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStr
                      whole_rows(piece.y, piece.rows, kInput, bytes, piece.columns, per_vector) &&
                      whole_rows(piece.grad, piece.rows, kSecond, bytes, piece.columns, per_vector) &&
                      whole_rows(piece.dx, piece.rows, kOutput, bytes, piece.columns, per_vector);
-  const bool waits = !whole || piece.band.active || plan.strategy == Strategy::shared_row;
-  if (waits && piece.key_lengths == nullptr) {
-    arguments.ahead = row_prefetch(plan, piece.rows, piece.columns, bytes, piece.band.active, !arguments.grad_expanded);
-  }
+  arguments.ahead = row_prefetch(plan, piece, !whole, !arguments.grad_expanded);
   return with_element(piece.element, [&](auto element) {
     return piece.dropout.active ? launch_backward_dropout<element>(plan, arguments, stream)
                                 : launch_backward<element>(plan, whole, arguments, stream);
