@@ -12,7 +12,15 @@ SECTOR_BYTES = 32
 SCORE_BYTES = {"cuda": 1 << 29, "cpu": 1 << 26}
 
 SUITES = ("sweep", "headline", "attention", "small", "dropout")
-COLUMNS = (1, 8, 16, 32, 64, 128, 256, 512, 768, 1000, 1001, 1024, 1025, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+WHOLE_COLUMNS = (1, 8, 16, 32, 64, 128, 256, 512, 768, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+ODD_COLUMNS = (1000, 1001, 1023, 1025, 4097)  # each is compared with the next multiple of 64
+
+
+def next_whole(columns: int) -> int:
+    return -(-columns // 64) * 64
+
+
+COLUMNS = tuple(sorted({*WHOLE_COLUMNS, *ODD_COLUMNS, *map(next_whole, ODD_COLUMNS)}))
 DTYPES = ("float16", "bfloat16", "float32")
 # mask-*: a float mask of x's dtype, its shape in the name; padding: bool [B,1,1,Sk]; decode: one query that sees all.
 KINDS = ("plain", "causal", "mask-b1qk", "mask-bhqk", "mask-qk", "padding", "causal+mask", "decode")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .cases import DIRECTIONS
+from .cases import DIRECTIONS, next_whole
 from .cells import Cell
 from .peers import OURS
 from .report import best_rival, duration
@@ -26,7 +26,7 @@ TABLE_CASES = (
     ("causal", BOTH),
 )
 CPU_KINDS = ("plain", "causal", "mask-b1qk", "padding", "causal+mask")
-NEIGHBOUR = 1024  # of the odd lengths in the sweep
+SHORTEST = 128  # of the lengths that have a bar of their share of the floor
 ROUNDING = 0.01  # of an allocator that rounds up, as a share of the scores
 
 # The figure of a cell, or None where the bar is not about it or it was not measured.
@@ -56,7 +56,7 @@ def _share(kinds: tuple[str, ...], direction: str, shortest: int, longest: int) 
         columns = cell["shape"][-1]
         if cell["suite"] != "sweep" or cell["kind"] not in kinds or cell["direction"] != direction:
             return None
-        if not shortest <= columns <= longest or columns % 64 != 0:
+        if not shortest <= columns <= longest or columns != next_whole(columns):
             return None
         share: float | None = cell["times"][OURS].get("share_of_floor")
         return share
@@ -64,17 +64,22 @@ def _share(kinds: tuple[str, ...], direction: str, shortest: int, longest: int) 
     return figure
 
 
-def _odd_length(results: Results, cell: Cell) -> float | None:
-    columns = cell["shape"][-1]
+def _beside_longer(results: Results, cell: Cell, columns: int) -> float | None:
+    """The share of the floor over that of the same case with more columns, or None where either was not measured."""
     share = cell["times"][OURS].get("share_of_floor")
-    if cell["suite"] != "sweep" or columns not in (1000, 1001, 1025) or share is None:
-        return None
     facts = ("suite", "kind", "dtype", "direction")
     for other in results.cells.values():
-        if other["shape"][-1] == NEIGHBOUR and all(other[fact] == cell[fact] for fact in facts):
-            neighbour = other["times"][OURS].get("share_of_floor")
-            return None if neighbour is None else float(share) / float(neighbour)
+        if other["shape"][-1] == columns and all(other[fact] == cell[fact] for fact in facts):
+            longer = other["times"][OURS].get("share_of_floor")
+            return None if share is None or longer is None else float(share) / float(longer)
     return None
+
+
+def _odd_length(results: Results, cell: Cell) -> float | None:
+    columns = cell["shape"][-1]
+    if cell["suite"] != "sweep" or columns < SHORTEST or columns == next_whole(columns):
+        return None
+    return _beside_longer(results, cell, next_whole(columns))
 
 
 def _beside_best_rival(_: Results, cell: Cell) -> float | None:
@@ -125,21 +130,21 @@ FLOAT_MASKS = ("mask-b1qk", "mask-bhqk", "mask-qk")
 SHARE = "share of the floor"
 BARS = {
     "cuda": (
-        Bar(f"forward, plain: {SHARE}", _share(("plain",), FORWARD, 128, 65536), 0.95, 0.98),
-        Bar(f"forward, padding: {SHARE}", _share(("padding",), FORWARD, 128, 65536), 0.95),
+        Bar(f"forward, plain: {SHARE}", _share(("plain",), FORWARD, SHORTEST, 65536), 0.95, 0.98),
+        Bar(f"forward, padding: {SHARE}", _share(("padding",), FORWARD, SHORTEST, 65536), 0.95),
         Bar(f"forward, causal, Sk 128: {SHARE}", _share(("causal",), FORWARD, 128, 128), 0.82, 0.93),
         Bar(f"forward, causal, Sk 256: {SHARE}", _share(("causal",), FORWARD, 256, 256), 0.87, 0.93),
         Bar(f"forward, causal, Sk 512 and more: {SHARE}", _share(("causal",), FORWARD, 512, 65536), 0.90, 0.93),
-        Bar(f"forward, float masks, to Sk 256: {SHARE}", _share(FLOAT_MASKS, FORWARD, 128, 256), 0.93, 0.95),
+        Bar(f"forward, float masks, to Sk 256: {SHARE}", _share(FLOAT_MASKS, FORWARD, SHORTEST, 256), 0.93, 0.95),
         Bar(f"forward, float masks, to Sk 2,048: {SHARE}", _share(FLOAT_MASKS, FORWARD, 257, 2048), 0.90, 0.95),
         Bar(f"forward, float masks, beyond: {SHARE}", _share(FLOAT_MASKS, FORWARD, 2049, 65536), 0.87, 0.95),
         Bar(f"forward, causal + mask, Sk 128: {SHARE}", _share(("causal+mask",), FORWARD, 128, 128), 0.82, 0.92),
         Bar(f"forward, causal + mask, Sk 256: {SHARE}", _share(("causal+mask",), FORWARD, 256, 256), 0.86, 0.92),
         Bar(f"forward, causal + mask, beyond: {SHARE}", _share(("causal+mask",), FORWARD, 512, 65536), 0.88, 0.92),
-        Bar(f"forward + backward, plain: {SHARE}", _share(("plain",), BOTH, 128, 65536), 0.97, 1.0),
-        Bar(f"forward + backward, causal: {SHARE}", _share(("causal",), BOTH, 128, 65536), 0.88, 0.93),
+        Bar(f"forward + backward, plain: {SHARE}", _share(("plain",), BOTH, SHORTEST, 65536), 0.97, 1.0),
+        Bar(f"forward + backward, causal: {SHARE}", _share(("causal",), BOTH, SHORTEST, 65536), 0.88, 0.93),
         Bar(f"forward, plain, Sk 131,072: {SHARE}", _share(("plain",), FORWARD, 131072, 131072), 0.90),
-        Bar("Sk 1,000, 1,001, 1,025: share beside that of 1,024", _odd_length, 1 / 1.12),
+        Bar("Sk no multiple of 64: share beside that of the next multiple", _odd_length, 1 / 1.12),
         Bar("time beside that of the best rival", _beside_best_rival, 1.02, at_most=True),
         Bar("small tensors, host: time beside eager", _small("host", "eager"), 1.0, at_most=True),
         Bar("small tensors, replayed graph: time beside eager", _small("graph", "eager"), 1.0, at_most=True),
