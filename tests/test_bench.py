@@ -17,8 +17,21 @@ import pytest
 import stand_in
 import torch
 
-from scaled_mask_softmax.bench import cells, command, peers, reference, report, results, timing
-from scaled_mask_softmax.bench.cases import DROPOUT, DROPOUT_P, KINDS, Case, all_cases, sweep_case
+from scaled_mask_softmax import _C
+from scaled_mask_softmax.bench import cells, command, peers, reference, report, results, thresholds, timing
+from scaled_mask_softmax.bench.cases import (
+    DROPOUT,
+    DROPOUT_P,
+    DTYPES,
+    KINDS,
+    SUITES,
+    THRESHOLD_DTYPES,
+    THRESHOLD_KINDS,
+    Case,
+    all_cases,
+    sweep_case,
+    threshold_cases,
+)
 from scaled_mask_softmax.bench.problems import make_problem, run, step
 
 TINY = ["--device", "cpu", "--bytes", "4096", "--each", "0.001", "--suite", "sweep", "--dtype", "float32"]
@@ -55,8 +68,85 @@ def test_floor_bytes() -> None:
 def test_cases_are_distinct_and_large_enough() -> None:
     every = list(all_cases("cuda", 1 << 29))
     assert len({one.name for one in every}) == len(every)
-    assert all(one.score_bytes >= 1 << 29 for one in every if one.suite in ("sweep", "dropout"))
-    assert {one.suite for one in every[-24:]} == {"dropout"}, "shards of the others keep their cases"
+    assert all(one.score_bytes >= 1 << 29 for one in every if one.suite in ("sweep", "dropout", "thresholds"))
+    assert tuple(dict.fromkeys(one.suite for one in every)) == SUITES, "shards of the older ones keep their cases"
+
+
+THRESHOLD_QUESTIONS = [*((kind, False) for kind in THRESHOLD_KINDS), ("plain", True)]
+
+
+@pytest.mark.parametrize("capability", [75, 80, 86, 90, 100, 120])
+def test_both_sides_of_each_threshold(capability: int) -> None:
+    for dtype in DTYPES:
+        for kind, backward in THRESHOLD_QUESTIONS:
+            chosen = list(threshold_cases(kind, dtype, backward, 1 << 29, capability))
+            assert 8 <= len(chosen) <= 40
+            by_columns = {one.columns: one for one in chosen}
+            assert len(by_columns) == len(chosen)
+            for one in chosen:
+                assert 128 <= one.columns <= 131072
+                assert one.columns % 8 == 0
+                sides = [by_columns[columns] for columns in (one.columns - 8, one.columns + 8) if columns in by_columns]
+                assert sides, "each length has its other side"
+                for other in sides:
+                    assert (one.batch, one.heads) == (other.batch, other.heads)
+                    assert (one.queries == one.columns) == (other.queries == other.columns)
+                    assert one.queries == one.columns or one.queries == other.queries
+
+
+def test_a_threshold_is_another_kernel_and_not_one_more_warp() -> None:
+    pairs = thresholds.lengths("forward", "float16", "none", False, 90)
+
+    def strategy(columns: int) -> str:
+        return str(_C.plan("forward", columns, "float16", "none", False, 90)["strategy"])
+
+    strategies = [(strategy(shorter), strategy(shorter + 8)) for shorter in pairs]
+    assert ("warp_rows", "warp_rows") in strategies
+    assert ("warp_rows", "block_row") in strategies
+    assert ("block_row", "block_row") not in strategies
+    assert ("block_row", "cluster_row") in strategies
+    assert ("cluster_row", "cluster_row") in strategies
+    # A scan of every length finds them too, at the first length of the other kernel.
+    for shorter in pairs:
+        plans = [_C.plan("forward", columns, "float16", "none", False, 90) for columns in (shorter, shorter + 1)]
+        assert plans[0] != plans[1]
+
+
+def threshold_list(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    capsys.readouterr()
+    assert command.main(["--device", "cuda", "--suite", "thresholds", "--list", *arguments]) == command.OK
+    return capsys.readouterr().out.splitlines()
+
+
+def test_thresholds_are_listed_in_shards_and_by_dtype(capsys: pytest.CaptureFixture[str]) -> None:
+    names = threshold_list(capsys)
+    assert {name.split()[1] for name in names} == set(THRESHOLD_DTYPES)
+    assert {f"thresholds float16 Sk={columns} causal+mask forward" for columns in (256, 264)} <= set(names)
+    assert sorted(threshold_list(capsys, "--shard", "1/2") + threshold_list(capsys, "--shard", "2/2")) == sorted(names)
+    others = threshold_list(capsys, "--dtype", "bfloat16", "--columns", "256", "264")
+    assert "thresholds bfloat16 Sk=264 plain forward+backward" in others
+    assert len(others) == 2 * len(THRESHOLD_QUESTIONS)
+
+
+def test_thresholds_are_of_native_kernels_for_cuda(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--device", "cpu", "--suite", "thresholds", "--list"]) == command.USAGE
+    assert "--suite thresholds: the length of a row decides over CUDA kernels alone" in capsys.readouterr().err
+    assert command.main(["--device", "cpu", "--list"]) == command.OK
+    assert "thresholds" not in capsys.readouterr().out
+    monkeypatch.setattr(thresholds, "known", lambda: False)
+    assert command.main(["--device", "cuda", "--suite", "thresholds", "--list"]) == command.USAGE
+    assert "--suite thresholds needs the native library" in capsys.readouterr().err
+    assert command.main(["--device", "cuda", "--list"]) == command.OK
+    assert "thresholds" not in capsys.readouterr().out
+
+
+def test_a_threshold_has_a_share_of_the_floor() -> None:
+    for one in list(threshold_cases("plain", "float32", True, 4096, 90))[:2]:
+        cell = cells.measure(one, [], "cpu", 0.001)
+        assert cell["suite"] == "thresholds"
+        assert cell["times"]["ours"]["share_of_floor"] > 0
 
 
 @pytest.mark.parametrize("peer", [peers.OPERATOR, peers.PEERS["eager"], peers.PEERS["softmax"]], ids=lambda p: p.name)
@@ -520,6 +610,7 @@ def test_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         ["--suite", "sweep", "--bytes", "65536", "--columns", "64", "1001", "--dtype", "float16"],
         ["--suite", "dropout", "--bytes", "65536", "--columns", "128", "--dtype", "float16"],
+        ["--suite", "thresholds", "--bytes", "65536", "--columns", "256", "264", "--dtype", "float16"],
         ["--suite", "attention", "--columns", "128"],
         ["--suite", "small", "--columns", "8", "64", "--dtype", "float16"],
     ],
@@ -535,7 +626,7 @@ def test_on_a_cuda_device(selection: list[str], tmp_path: Path) -> None:
     for name, cell in cells.items():
         assert not [entry for entry in cell["times"].values() if "failed" in entry], name
         assert cell["times"]["ours"]["seconds"] > 0
-        if cell["suite"] in ("sweep", "dropout"):
-            outputs = 1 if cell["direction"] == "forward" else 2 if cell["suite"] == "sweep" else 3
+        if cell["suite"] in ("sweep", "dropout", "thresholds"):
+            outputs = 1 if cell["direction"] == "forward" else 3 if cell["suite"] == "dropout" else 2
             assert cell["times"]["ours"]["peak_bytes"] <= outputs * (2 * math.prod(cell["shape"]) + 512)
             assert cell["times"]["ours"]["share_of_floor"] > 0

@@ -83,6 +83,21 @@ def test_an_odd_length_is_compared_with_the_next_whole_one() -> None:
     assert {1024, 1088, 4160} == {cases.next_whole(columns) for columns in lengths} <= set(cases.COLUMNS)
 
 
+def test_both_sides_of_a_threshold_are_compared() -> None:
+    def sides(shorter: float, longer: float, **facts: Any) -> list[dict[str, Any]]:
+        pair = cell(columns=256, share_of_floor=shorter), cell(columns=264, share_of_floor=longer)
+        return [{**one, "suite": "thresholds", **facts} for one in pair]
+
+    alone = {**cell(columns=1024, share_of_floor=0.1), "suite": "thresholds"}
+    failed = sides(0.9, 0.9, kind="causal+mask")
+    failed[1]["times"]["ours"] = {"failed": "not timed"}
+    elsewhere = [cell(columns=256, share_of_floor=0.2), cell(columns=264, share_of_floor=0.9)]  # in the sweep
+    found = made(*sides(0.95, 0.8), *sides(0.8, 0.9, kind="causal"), *sides(0.9, 0.9, dtype="float32"), alone)
+    found = made(*found.cells.values(), *failed, *elsewhere)
+    assert verdict(found, "either side of a threshold") == [">= 0.85", "", "2 of 3", "0.842", "cell 0"]
+    assert verdict(made(alone, *elsewhere), "either side of a threshold")[2:] == ["not measured", "", ""]
+
+
 def test_bars_of_odd_lengths_rivals_and_memory() -> None:
     odd = cell(columns=1001, share_of_floor=0.9)
     even = cell(columns=1024, share_of_floor=0.98, peak_bytes=12 * 1024 * 1024)
@@ -132,12 +147,10 @@ def test_figures_of_a_table() -> None:
 
 
 def test_only_the_blocks_of_the_same_device_are_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (
-        "a\n<!-- bench: cuda bars -->\nold\n<!-- end of bench -->\nb\n<!-- bench: cpu bars -->\n<!-- end of bench -->\n"
-    )
+    text = "a\n<!-- bench: cuda bars -->\nxyz\n<!-- end of bench -->\nb\n<!-- bench: cpu bars -->\n<!-- end of bench -->\n"
     found = made(cell(share_of_floor=0.99))
     new = tables.filled(text, found)
-    assert "old" not in new
+    assert "xyz" not in new
     assert new.startswith("a\n<!-- bench: cuda bars -->\n| bar |")
     assert new.endswith("|\n<!-- end of bench -->\nb\n<!-- bench: cpu bars -->\n<!-- end of bench -->\n")
     assert tables.filled(new, found) == new

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+
+from . import thresholds
 
 SECTOR_BYTES = 32
 # The size of the scores in the sweep: past the L2 of every device, and past the last-level cache of most CPUs.
 SCORE_BYTES = {"cuda": 1 << 29, "cpu": 1 << 26}
 
-SUITES = ("sweep", "headline", "attention", "small", "dropout")
+THRESHOLDS = "thresholds"
+SUITES = ("sweep", "headline", "attention", "small", "dropout", THRESHOLDS)
 WHOLE_COLUMNS = (1, 8, 16, 32, 64, 128, 256, 512, 768, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 ODD_COLUMNS = (1000, 1001, 1023, 1025, 4097)  # each is compared with the next multiple of 64
 
@@ -36,6 +39,8 @@ ATTENTION_TOKENS = 8192
 SMALL_COLUMNS = (1, 8, 32, 64, 128)
 DROPOUT_COLUMNS = (128, 512, 2048, 8192)
 DROPOUT_P = 0.1
+THRESHOLD_KINDS = ("plain", "causal", "mask-b1qk", "causal+mask")
+THRESHOLD_DTYPES = ("float16", "float32")  # where none is asked for: bfloat16 has the kernels of float16
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,24 @@ def sweep_case(
     return Case(suite, kind, dtype_name, batch, heads, queries, columns, backward)
 
 
+def threshold_cases(kind: str, dtype_name: str, backward: bool, score_bytes: int, capability: int) -> Iterator[Case]:
+    """Rows on either side of each threshold, thresholds.STEP columns apart, in scores that differ in nothing else.
+
+    With a backward pass, of its own thresholds alone: it takes most of the time.
+    """
+    any_length = sweep_case(kind, dtype_name, thresholds.SHORTEST, backward, score_bytes)
+    direction, mask, band = "backward", "none", False
+    if not backward:
+        direction, mask, band = "forward", "none" if any_length.mask_shape is None else "same", any_length.is_causal
+    found: dict[int, Case] = {}
+    for shorter in thresholds.lengths(direction, dtype_name, mask, band, capability):
+        case = found.setdefault(shorter, sweep_case(kind, dtype_name, shorter, backward, score_bytes, THRESHOLDS))
+        longer = shorter + thresholds.STEP
+        queries = longer if case.queries == shorter else case.queries
+        found.setdefault(longer, replace(case, queries=queries, columns=longer))
+    yield from found.values()
+
+
 def all_cases(device: str, score_bytes: int) -> Iterator[Case]:
     """Every case, in the order of the report."""
     for kind in KINDS:
@@ -161,3 +184,8 @@ def all_cases(device: str, score_bytes: int) -> Iterator[Case]:
         for dtype_name in DTYPES:
             for columns in DROPOUT_COLUMNS:
                 yield sweep_case(DROPOUT, dtype_name, columns, backward, score_bytes, DROPOUT)
+    if device == "cuda" and thresholds.known():
+        capability = thresholds.capability()
+        for kind, backward in (*((kind, False) for kind in THRESHOLD_KINDS), ("plain", True)):
+            for dtype_name in DTYPES:
+                yield from threshold_cases(kind, dtype_name, backward, score_bytes, capability)

@@ -15,8 +15,20 @@ from pathlib import Path
 
 import torch
 
-from . import cells, report, results, tables, timing
-from .cases import COLUMNS, DIRECTIONS, DROPOUT, DTYPES, KINDS, SCORE_BYTES, SUITES, Case, all_cases
+from . import cells, report, results, tables, thresholds, timing
+from .cases import (
+    COLUMNS,
+    DIRECTIONS,
+    DROPOUT,
+    DTYPES,
+    KINDS,
+    SCORE_BYTES,
+    SUITES,
+    THRESHOLD_DTYPES,
+    THRESHOLDS,
+    Case,
+    all_cases,
+)
 from .peers import OURS, PEERS
 
 OK, BAD, USAGE = 0, 1, 2
@@ -47,7 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), help="default: cuda where torch finds a CUDA device")
-    add("--suite", nargs="+", choices=SUITES, help="default: all, on the CPU without the headline case")
+    add("--suite", nargs="+", choices=SUITES, help="default: all, on the CPU sweep, attention, small and dropout")
     add("--case", nargs="+", choices=(*KINDS, DROPOUT), help="kinds of cases")
     add("--columns", nargs="+", type=int, metavar="SK", help=f"of {', '.join(map(str, COLUMNS))} and the other suites'")
     add("--dtype", nargs="+", choices=DTYPES)
@@ -76,6 +88,15 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def check_suites(options: argparse.Namespace) -> None:
+    """Refuses a suite that cannot have any case."""
+    if THRESHOLDS in (options.suite or ()) and not options.no_run:
+        if options.device == "cpu":
+            raise Refused(f"--suite {THRESHOLDS}: the length of a row decides over CUDA kernels alone, not on the CPU")
+        if not thresholds.known():
+            raise Refused(f"--suite {THRESHOLDS} needs the native library, whose kernels it asks for; this is without")
+
+
 def chosen_cases(options: argparse.Namespace, score_bytes: int) -> list[Case]:
     suites = options.suite or [suite for suite in SUITES if options.device == "cuda" or suite != "headline"]
     chosen = [
@@ -84,7 +105,7 @@ def chosen_cases(options: argparse.Namespace, score_bytes: int) -> list[Case]:
         if case.suite in suites
         and (options.case is None or case.kind in options.case)
         and (options.columns is None or case.columns in options.columns)
-        and (options.dtype is None or case.dtype_name in options.dtype)
+        and case.dtype_name in (options.dtype or (THRESHOLD_DTYPES if case.suite == THRESHOLDS else DTYPES))
         and (options.direction is None or case.direction in options.direction)
         and options.only in case.name
     ]
@@ -255,6 +276,7 @@ def bench(options: argparse.Namespace) -> int:
     here = torch.cuda.is_available()
     asked, options.device = options.device, options.device or ("cuda" if here else "cpu")
     score_bytes = options.bytes or SCORE_BYTES[options.device]
+    check_suites(options)
     cases = chosen_cases(options, score_bytes)
     if options.list:
         print(*(case.name for case in cases), sep="\n")

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .cases import DIRECTIONS, next_whole
+from . import thresholds
+from .cases import DIRECTIONS, THRESHOLDS, next_whole
 from .cells import Cell
 from .peers import OURS
 from .report import best_rival, duration
@@ -82,6 +83,14 @@ def _odd_length(results: Results, cell: Cell) -> float | None:
     return _beside_longer(results, cell, next_whole(columns))
 
 
+def _across_threshold(results: Results, cell: Cell) -> float | None:
+    """Of the shorter rows beside a threshold: the smaller share of the floor over the larger."""
+    if cell["suite"] != THRESHOLDS:
+        return None
+    ratio = _beside_longer(results, cell, cell["shape"][-1] + thresholds.STEP)
+    return None if ratio is None else min(ratio, 1 / ratio)
+
+
 def _beside_best_rival(_: Results, cell: Cell) -> float | None:
     best = best_rival(cell) if cell["suite"] in ("sweep", "dropout") else None
     return None if best is None else 1.0 / best[1]
@@ -145,6 +154,7 @@ BARS = {
         Bar(f"forward + backward, causal: {SHARE}", _share(("causal",), BOTH, SHORTEST, 65536), 0.88, 0.93),
         Bar(f"forward, plain, Sk 131,072: {SHARE}", _share(("plain",), FORWARD, 131072, 131072), 0.90),
         Bar("Sk no multiple of 64: share beside that of the next multiple", _odd_length, 1 / 1.12),
+        Bar("either side of a threshold, 8 columns apart: smaller share beside the larger", _across_threshold, 0.85),
         Bar("time beside that of the best rival", _beside_best_rival, 1.02, at_most=True),
         Bar("small tensors, host: time beside eager", _small("host", "eager"), 1.0, at_most=True),
         Bar("small tensors, replayed graph: time beside eager", _small("graph", "eager"), 1.0, at_most=True),
