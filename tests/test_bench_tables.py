@@ -147,7 +147,8 @@ def test_figures_of_a_table() -> None:
 
 
 def test_only_the_blocks_of_the_same_device_are_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "a\n<!-- bench: cuda bars -->\nxyz\n<!-- end of bench -->\nb\n<!-- bench: cpu bars -->\n<!-- end of bench -->\n"
+    filled_here = "a\n<!-- bench: cuda bars -->\nxyz\n<!-- end of bench -->\nb\n"
+    text = f"{filled_here}<!-- bench: cpu bars -->\n<!-- end of bench -->\n"
     found = made(cell(share_of_floor=0.99))
     new = tables.filled(text, found)
     assert "xyz" not in new
