@@ -62,25 +62,45 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   const typename RowScores::Exponent exponent{arguments.packed};
   const BlockSegment<kElement, kVectors, kPreceded> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
-  constexpr bool kKeepsExponentials =
-      !RowScores::kIsPacked || (!kWhole && kVectors == kBlockVectors) || kDropout;
+  constexpr bool kKeepsExponentials = kDropout || !(kWhole ? RowScores::kIsPacked : RowScores::kComputesTwice);
 
   RowScores scores;
-  const char* x = arguments.x + segment.place.input + bytes;
-  const int64_t mask_stride = kWhole ? mask_element_bytes(kMask, kElement) : arguments.mask_column_stride;
-  const char* mask = arguments.mask + segment.place.second + segment.start * mask_stride;
-  load_scores<Cache::stream, kWhole>(scores, arguments, segment.ahead.before(x, kBytesOf<kElement>),
-                                     segment.ahead.before(mask, mask_stride), segment.place.inner, segment.extent,
-                                     segment.ahead, segment.lane);
+  const auto load = [&] {
+    const char* x = arguments.x + segment.place.input + bytes;
+    const int64_t mask_stride = kWhole ? mask_element_bytes(kMask, kElement) : arguments.mask_column_stride;
+    const char* mask = arguments.mask + segment.place.second + segment.start * mask_stride;
+    load_scores<Cache::stream, kWhole>(scores, arguments, segment.ahead.before(x, kBytesOf<kElement>),
+                                       segment.ahead.before(mask, mask_stride), segment.place.inner, segment.extent,
+                                       segment.ahead, segment.lane);
+  };
+  // A warp with nothing live goes on to meet the others, unless that takes registers that its loads lack.
+  constexpr bool kMaySkip = kPreceded && kKeepsExponentials && !has_addend(kMask);
+  const auto live = [&] { return live_vectors<kWarpLanes, kCountOf<kElement>>(segment.extent); };
+  if (!kMaySkip || __any_sync(kFullWarp, live() > 0)) load();
 
   // Exponentials against the warp's own maximum first, so that the block meets only once.
-  const Real maximum = warp_max(RowScores::maximum_of(scores.largest()));
-  const Shift<Real> shift = exponent.shift(maximum);
-  Real sum;
-  if constexpr (kKeepsExponentials) {
-    sum = scores.exponentiate(shift, exponent, segment.extent, segment.ahead, segment.lane);
+  Real maximum, sum;
+  Shift<Real> shift;
+  const auto shift_to_largest = [&](const typename RowScores::Key& largest) {
+    maximum = warp_max(RowScores::maximum_of(largest));
+    shift = exponent.shift(maximum);
+  };
+  if constexpr (kPreceded && kKeepsExponentials) {
+    Real element_sum[kCountOf<kElement>];
+    with_largest<0, kVectors>(live(), [&](auto count) {
+      constexpr int kLive = decltype(count)::value;
+      shift_to_largest(scores.template largest<kLive>());
+      scores.template exponentiate_live<kLive>(shift, exponent);
+      scores.template sum_elements<kLive>(element_sum);
+    });
+    sum = segment.ahead.template sum<kWarpLanes>(segment.lane, [&](int i) { return element_sum[i]; });
   } else {
-    sum = scores.sum_exponentials(shift, exponent, segment.extent, segment.ahead, segment.lane);
+    shift_to_largest(scores.largest());
+    if constexpr (kKeepsExponentials) {
+      sum = scores.exponentiate(shift, exponent, segment.extent, segment.lane);
+    } else {
+      sum = scores.sum_exponentials(shift, exponent, segment.extent, segment.ahead, segment.lane);
+    }
   }
   sum = warp_sum(sum);
   const Totals<Real> totals = team.totals(maximum, sum, exponent);

@@ -81,26 +81,30 @@ SMS_HOST_DEVICE constexpr bool has_addend(MaskKind mask) { return mask == MaskKi
 // than kPrefetchBytes, unless it is one with its block's others.
 //
 // Fewer rows than kPairedRows are not paired: there would be too few blocks. Nor are those of fewer segments than
-// kPairedSegments: .83 and .88 at 2,048 float16 columns under a float mask, .78 and .84 at 2,560.
+// kPairedSegments: .83 and .88 at 2,048 float16 columns under a float mask, .78 and .84 at 2,560; or, where rows are not
+// whole, than kOddPairedSegments: .62 and .70 at 4,097, .74 and .71 at 8,193, .71 and .59 at 16,385.
 #if defined(SMS_EMULATION)  // where problems have few rows
 inline constexpr int64_t kPrefetchThreads = 1;
 inline constexpr int64_t kPrefetchBytes = 1;
 inline constexpr int64_t kPairedRows = 2;
 inline constexpr int64_t kPairedSegments = 2;
+inline constexpr int64_t kOddPairedSegments = 2;
 #else
 inline constexpr int64_t kPrefetchThreads = int64_t{1} << 16;
 inline constexpr int64_t kPrefetchBytes = 1000;
 inline constexpr int64_t kPairedRows = 512;
 inline constexpr int64_t kPairedSegments = 4;
+inline constexpr int64_t kOddPairedSegments = 8;
 #endif
 
 // Rows that share a row of a mask are walked one after the other, unless the mask stays in the L2 without: one of at most
 // a kSmallMaskPart of it does, and so does, for rows of kLongRowBytes and more, what of it lies between two uses, up to a
 // kSharedMaskPart. Memory order is faster then (H200, float16): .92 -> .99 at 128 columns under a mask [Sq, Sk], .93 -> .98
-// at 1,024; under a causal one [B, 1, Sq, Sk] .91 -> .93 at 1,024 and .90 -> .95 at 2,048, but .90 -> .83 at 128.
+// at 1,024; under a causal one [B, 1, Sq, Sk] .91 -> .93 at 1,024, .90 -> .95 at 2,048, .89 -> .92 at 504, .67 -> .73 at 257,
+// but .945 -> .934 at 256 and .90 -> .83 at 128.
 inline constexpr int64_t kSmallMaskPart = 12;
 inline constexpr int64_t kSharedMaskPart = 6;
-inline constexpr int64_t kLongRowBytes = 1024;
+inline constexpr int64_t kLongRowBytes = 512;
 
 // Whether cluster_row and pair_rows are compiled for so many vectors of a lane: kBlockVectors, or twice as many, which is
 // as many of one float operand as its registers hold. Measured as above, with 4 and kept exponentials, with 4, and with 8:
@@ -181,6 +185,18 @@ constexpr bool compiled(Element element, MaskKind mask, const WarpShape& shape) 
   if (shape.vectors > kBlockVectors) return element_bytes(element) == 2 && mask != MaskKind::float32;
   return element != Element::float64 || shape.lanes * shape.vectors == 128;
 }
+// Vectors that every row that such a shape serves has more than: as many as the shape before it holds.
+constexpr int outgrown_vectors(Element element, MaskKind mask, int capacity) {
+  int outgrown = 0;
+  for (const WarpShape& shape : kWarpShapes) {
+    const int vectors = shape.lanes * shape.vectors;
+    if (vectors < capacity && compiled(element, mask, shape)) outgrown = std::max(outgrown, vectors);
+  }
+  return outgrown;
+}
+template <Element kElement, MaskKind kMask, int kCapacity>
+inline constexpr int kOutgrownVectors = outgrown_vectors(kElement, kMask, kCapacity);
+
 constexpr bool compiled(Direction direction, Element element, MaskKind mask) {
   if (direction == Direction::backward) return mask == MaskKind::none;
   return mask != MaskKind::float32 || element_bytes(element) == 2;
@@ -339,7 +355,7 @@ inline Plan choose_pairs(const Question& question, const Plan& own, bool whole, 
   const int64_t length = kWarpLanes * own.vectors * (kVectorBytes / element_bytes(question.element));
   const int64_t own_segments = (question.columns - 1) / length + 1;
   const int64_t segments = segments_of_pair(band, queries, length);
-  if (own_segments < kPairedSegments || segments > own_segments + 1) return {};
+  if (own_segments < (whole ? kPairedSegments : kOddPairedSegments) || segments > own_segments + 1) return {};
   for (int blocks = 1; blocks <= (question.capability >= 90 ? kClusterBlocks : 1); blocks *= 2) {
     const int64_t warps = (std::max<int64_t>(segments, 1) - 1) / blocks + 1;
     const bool all = own.vectors != kBlockVectors || blocks == 1 || blocks == kClusterBlocks;

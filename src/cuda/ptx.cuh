@@ -42,7 +42,7 @@ __device__ __forceinline__ const char* one_address(const char* address) {
 
 // The same of a number.
 __device__ __forceinline__ int one_number(int number) {
-  asm("" : "+r"(number));
+  asm volatile("" : "+r"(number));
   return number;
 }
 

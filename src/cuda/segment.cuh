@@ -16,18 +16,24 @@ __device__ __forceinline__ const char* result_of(const BackwardArguments& argume
   return arguments.dx != nullptr ? arguments.dx + place.output : arguments.y + place.input;
 }
 
-// The sum of term(first), term(first + step), ... of kCount terms. The order is such that a sum of terms that are moved on by
-// one, the first one then 0, has the same bits if the last one was 0: that of a segment with columns before it (Ahead). If
-// kCount is a power of 2 the last one may also be another number that takes the place of the first: a folded end.
-template <int kCount, typename Term>
-__device__ __forceinline__ auto sum_of_vectors(const Term& term, int first = 0, int step = 1) {
-  if constexpr (kCount == 1) {
-    return term(first);
-  } else if constexpr (kCount == 3) {
-    return add(sum_of_vectors<2>(term, first, step), term(first + 2 * step));
+// The sum of kCount terms, of which the first kLive are term(0), term(1), ... and the others 0. The order is such that a sum
+// of terms that are moved on by one, the first one then 0, has the same bits if the last one was 0: that of a segment with
+// columns before it (Ahead). If kCount is a power of 2 the last one may also be another number that takes the place of the
+// first: a folded end.
+template <int kCount, int kLive = kCount, int kFirst = 0, int kStep = 1, typename Term>
+__device__ __forceinline__ auto sum_of_vectors(const Term& term) {
+  if constexpr (kLive == 0) {
+    return decltype(term(0)){0};
+  } else if constexpr (kCount == 1) {
+    return term(kFirst);
   } else {
-    return add(sum_of_vectors<(kCount + 1) / 2>(term, first, 2 * step),
-               sum_of_vectors<kCount / 2>(term, first + step, 2 * step));
+    constexpr int kRight = kCount == 3 ? kFirst + 2 * kStep : kFirst + kStep;
+    const auto left = sum_of_vectors<(kCount + 1) / 2, kLive, kFirst, kCount == 3 ? kStep : 2 * kStep>(term);
+    if constexpr (kRight >= kLive) {
+      return left;
+    } else {
+      return add(left, sum_of_vectors<kCount / 2, kLive, kRight, 2 * kStep>(term));
+    }
   }
 }
 
@@ -91,26 +97,31 @@ struct Ahead {
     return sum;
   }
 
-  // The same, given term(k, i) of vector k and element i; an end that is folded counts as behind the others.
-  template <int kLanes, int kVectors, typename Term>
+  // The same, given term(k, i) of vector k and element i, and that those of vectors from kLive on are 0; an end that is
+  // folded counts as behind the others.
+  template <int kLanes, int kVectors, int kLive = kVectors, typename Term>
   __device__ __forceinline__ Real sum_of_terms(const Extent& extent, int lane, const Term& term) const {
     constexpr int kLength = kLanes * kVectors * kCount;
-    const bool any_folds = !is_power_of_2(kVectors) && __any_sync(kFullWarp, folds(extent.end, kLength));
-    return sum<kLanes>(lane, [&](int i) {
-      const Real plain = sum_of_vectors<kVectors>([&](int k) { return term(k, i); });
-      if (!any_folds) return plain;
-      const Real moved = sum_of_vectors<kVectors>([&](int k) { return term((k + 1) % kVectors, i); });
-      return is_folded(i, lane) && folds(extent.end, kLength) ? moved : plain;
-    });
+    const auto plain = [&](int i) { return sum_of_vectors<kVectors, kLive>([&](int k) { return term(k, i); }); };
+    if constexpr (kPreceded && kLive == kVectors && !is_power_of_2(kVectors)) {
+      if (__any_sync(kFullWarp, folds(extent.end, kLength))) {
+        return sum<kLanes>(lane, [&](int i) {
+          const Real moved = sum_of_vectors<kVectors>([&](int k) { return term((k + 1) % kVectors, i); });
+          return is_folded(i, lane) && folds(extent.end, kLength) ? moved : plain(i);
+        });
+      }
+    }
+    return sum<kLanes>(lane, plain);
   }
 
-  template <int kLanes, bool kWhole, int kVectors>
+  // kFull: as in store_preceded().
+  template <int kLanes, bool kWhole, int kFull = 0, int kVectors>
   __device__ __forceinline__ void store(char* segment, const Chunk<16> (&value)[kVectors], const Extent& extent,
                                         int lane) const {
     constexpr int kBytes = kBytesOf<kElement>;
     if constexpr (kPreceded) {
       char* boundary = segment - reinterpret_cast<uintptr_t>(segment) % kVectorBytes;
-      store_preceded<kLanes, kBytes>(boundary, value, extent, columns, lane);
+      store_preceded<kLanes, kBytes, kFull>(boundary, value, extent, columns, lane);
     } else {
       store_vectors<kLanes, kWhole, kBytes>(segment, value, extent, lane);
     }
@@ -153,9 +164,7 @@ struct RawScores {
   using Mask = Shape<kMaskBytes, kCount>;
 
   static constexpr bool kIsPacked = is_packed(kElement, kMask);
-  // Scores::take() looks at no vector without a live column in the warp, but for the first of a segment that a later one
-  // follows: Ahead::at_edges() excludes its cells where its end may be folded.
-  static constexpr bool kFills = kWhole || kBehind == 0 || kIsPacked || kBytes != 2;
+  static constexpr bool kFills = kWhole || kBehind == 0;  // else Scores::take_live() excludes what is not live
 
   Chunk<16> x[kVectors][1];
   typename Mask::Piece mask[kVectors][Mask::kPieces];
@@ -194,11 +203,16 @@ struct RawScores {
     }
   }
 
-  // Makes the cells of vector k that are not live scores of -inf, given a float mask.
+  // Makes the cells of vector k that are not live scores of -inf, of 16-bit elements.
   template <typename Edge>
   __device__ __forceinline__ void exclude(int k, const Edge& edge) {
 #pragma unroll
-    for (int w = 0; w < 4; ++w) x[k][0].word[w] &= edge.template live_bits<kBytes>(w);
+    for (int w = 0; w < 4; ++w) {
+      const uint32_t live = edge.template live_bits<kBytes>(w);
+      uint32_t& word = x[k][0].word[w];
+      word = kIsPacked ? (word & live) | (kNegativeInfinityPair<kElement> & ~live) : word & live;
+    }
+    if constexpr (kIsPacked) return;
     constexpr int kWords = Mask::kChunkBytes / 4;
 #pragma unroll
     for (int w = 0; w < kWords * Mask::kPieces; ++w) {
@@ -306,67 +320,79 @@ struct Scores {
   Real value[kVectors][kCount];  // scores where they are not packed; then exponentials
 
   static constexpr int kLength = kLanes * kVectors * kCount;  // of a segment
+  // Whether exponentials of rows that are not whole are computed twice too.
+  static constexpr bool kComputesTwice = kIsPacked && kVectors == 2 * kBlockVectors;
 
   static __device__ __forceinline__ constexpr int column(int k) { return k * kLanes * kCount; }
 
   // Takes vectors first, first + 1, ... ; excluded cells become -inf, whatever was there.
-  template <int kBatch, bool kWhole, int kBehind, bool kPreceded>
-  __device__ __forceinline__ void take(const RawScores<kElement, kMask, kLanes, kBatch, kWhole, kBehind>& raw,
-                                       const ForwardArguments& arguments, const Extent& extent,
-                                       const Ahead<kElement, kPreceded>& ahead, int first, int lane) {
-    static_assert(kBehind == 0 || kBehind == kVectors);
-    if constexpr (kIsPacked) {
-      take_packed(raw, arguments, extent, ahead, first, lane);
-    } else if constexpr (kBytesOf<kElement> == 2) {
+  template <int kBatch, bool kWhole>
+  __device__ __forceinline__ void take(const RawScores<kElement, kMask, kLanes, kBatch, kWhole>& raw,
+                                       const ForwardArguments& arguments, const Extent& extent, int first, int lane) {
+    const auto at_all_edges = [&](const auto& exclude) {
+      at_edges<kLanes, kCount, kBatch, kWhole, false, 0>(extent, first, lane, exclude);
+    };
+    const auto lane_is_live = [&](int k) { return extent.any_live(column(first + k) + lane * kCount, kCount); };
+    if constexpr (kBytesOf<kElement> == 2) {
       auto live = raw;
-      ahead.template at_edges<kLanes, kBatch, kWhole, kBehind>(
-          extent, first, lane, [&](int k, const auto& edge) { live.exclude(k, edge); });
-      const auto take_vector = [&](int k) {
-        unpack<kElement>(live.x[k][0], value[first + k]);
-        add_mask(value[first + k], live.mask[k], scale_of<Real>(arguments));
-      };
-      const bool each_live = kPreceded && extent.begin < column(first + 1) && extent.end > column(first + kBatch - 1);
-      if (kPreceded && __all_sync(kFullWarp, each_live)) {
+      if constexpr (kIsPacked) prepare_packed<kBatch>(live, arguments, lane_is_live);
+      at_all_edges([&](int k, const auto& edge) { live.exclude(k, edge); });
 #pragma unroll
-        for (int k = 0; k < kBatch; ++k) take_vector(k);
-      } else {
+      for (int k = 0; k < kBatch; ++k) {
+        if (kIsPacked || may_be_live(extent, first + k)) {
+          take_vector(first + k, live, k, arguments);
+        } else {
 #pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          if (may_be_live(extent, first + k)) {
-            take_vector(k);
-          } else {
-#pragma unroll
-            for (int i = 0; i < kCount; ++i) value[first + k][i] = constant_of_branch<0xff800000u>();
-          }
+          for (int i = 0; i < kCount; ++i) value[first + k][i] = constant_of_branch<0xff800000u>();
         }
       }
     } else {
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        const bool any_live = lane_may_be_live<kBehind>(extent, first + k, lane);
-        take_wide(value[first + k], raw.x[k][0], raw.mask[k], scale_of<Real>(arguments), any_live);
-      }
-      const auto exclude = [](Real (&scores)[kCount], const auto& edge) {
+        take_vector(first + k, raw, k, arguments);
+        const bool any_live = lane_is_live(k);
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) scores[i] = edge.is_live(i) ? scores[i] : kNegativeInfinity<Real>;
-      };
-      ahead.template at_edges<kLanes, kBatch, kWhole, kBehind>(
-          extent, first, lane, [&](int k, const auto& edge) { exclude(value[first + k], edge); });
+        for (int i = 0; i < kCount; ++i) {
+          value[first + k][i] = any_live ? value[first + k][i] : kNegativeInfinity<Real>;
+        }
+      }
+      at_all_edges([&](int k, const auto& edge) { exclude(value[first + k], edge); });
     }
   }
 
-  template <int kBatch, bool kWhole>
-  __device__ __forceinline__ void take(const RawScores<kElement, kMask, kLanes, kBatch, kWhole>& raw,
-                                       const ForwardArguments& arguments, const Extent& extent, int first, int lane) {
-    take(raw, arguments, extent, Ahead<kElement, false>{}, first, lane);
+  // The same of a segment with columns before it, of the kLive vectors from kFirst on, as at_live_edges() knows them. The
+  // others of the batch are left as they are, but for those that sum_exponentials() looks at.
+  template <int kFirst, int kLive, int kBatch, int kBehind>
+  __device__ __forceinline__ void take_live(const RawScores<kElement, kMask, kLanes, kBatch, false, kBehind>& raw,
+                                            const ForwardArguments& arguments, const Extent& extent, int lane) {
+    const auto at_edges_of_live = [&](const auto& exclude) {
+      constexpr bool kMayFold = kBehind != 0 && kLive == kBatch;
+      at_live_edges<kLanes, kCount, kVectors, kFirst, kLive, kMayFold>(extent, lane, exclude);
+    };
+    if constexpr (kBytesOf<kElement> == 2) {
+      auto live = raw;
+      if constexpr (kIsPacked) prepare_packed<kLive>(live, arguments, [](int) { return true; });
+      at_edges_of_live([&](int k, const auto& edge) { live.exclude(k, edge); });
+#pragma unroll
+      for (int k = 0; k < kLive; ++k) take_vector(kFirst + k, live, k, arguments);
+      if constexpr (kComputesTwice) {
+#pragma unroll
+        for (int k = kLive; k < kBatch; ++k) packed[kFirst + k] = filled_with<16>(smallest_key());
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kLive; ++k) take_vector(kFirst + k, raw, k, arguments);
+      at_edges_of_live([&](int k, const auto& edge) { exclude(value[kFirst + k], edge); });
+    }
   }
 
   // The lane's largest score, as far as it is known: a NaN may be lost here, the sum of exponentials keeps it
-  // (row_math.h).
+  // (row_math.h). Of the first kLive vectors.
+  template <int kLive = kVectors>
   __device__ __forceinline__ Key largest() const {
     Key key = smallest_key();
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
+    for (int k = 0; k < kLive; ++k) {
       if constexpr (kIsPacked) {
 #pragma unroll
         for (int w = 0; w < 4; ++w) key = larger(key, packed[k].word[w]);
@@ -405,47 +431,58 @@ struct Scores {
   }
 
   // Turns scores into exponentials; returns their sum.
-  template <bool kPreceded>
   __device__ __forceinline__ Real exponentiate(const Shift<Real>& shift, const Exponent& exponent,
-                                               const Extent& extent, const Ahead<kElement, kPreceded>& ahead,
-                                               int lane) {
+                                               const Extent& extent, int lane) {
     const Shift<Real> warp_shift = shift_of_warp(shift);
-    const auto exponentiate_vector = [&](int k, const Shift<Real>& vector_shift) {
-      if constexpr (kIsPacked) {
-        exponentials_of<4>(packed[k], 0, vector_shift, exponent, value[k]);
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+      if (may_be_live(extent, k)) {
+        exponentiate_vector(k, warp_shift, exponent);
       } else {
-        exponent.exponentiate(value[k], vector_shift);
-      }
-    };
-    // Rows that are not whole wait for arithmetic: where each vector is live and near, one test serves all.
-    const bool ordinary = kPreceded && kBytesOf<kElement> == 2 && !warp_shift.far && extent.begin < kLanes * kCount &&
-                          extent.end > column(kVectors - 1);
-    if (kPreceded && kBytesOf<kElement> == 2 && __all_sync(kFullWarp, ordinary)) {
 #pragma unroll
-      for (int k = 0; k < kVectors; ++k) exponentiate_vector(k, {0, warp_shift.exponent, false});
-    } else {
-#pragma unroll
-      for (int k = 0; k < kVectors; ++k) {
-        if (may_be_live(extent, k)) {
-          exponentiate_vector(k, warp_shift);
-        } else {
-#pragma unroll
-          for (int i = 0; i < kCount; ++i) {
-            if constexpr (sizeof(Real) == 4) {
-              value[k][i] = constant_of_branch<0>();
-            } else {
-              value[k][i] = 0;
-            }
+        for (int i = 0; i < kCount; ++i) {
+          if constexpr (sizeof(Real) == 4) {
+            value[k][i] = constant_of_branch<0>();
+          } else {
+            value[k][i] = 0;
           }
         }
       }
     }
-    return ahead.template sum_of_terms<kLanes, kVectors>(extent, lane, [&](int k, int i) { return value[k][i]; });
+    return Ahead<kElement, false>{}.template sum_of_terms<kLanes, kVectors>(
+        extent, lane, [&](int k, int i) { return value[k][i]; });
   }
 
-  __device__ __forceinline__ Real exponentiate(const Shift<Real>& shift, const Exponent& exponent,
-                                               const Extent& extent, int lane) {
-    return exponentiate(shift, exponent, extent, Ahead<kElement, false>{}, lane);
+  // Turns those of a segment with columns before it into exponentials; the first kLive vectors are live.
+  template <int kLive>
+  __device__ __forceinline__ void exponentiate_live(const Shift<Real>& shift, const Exponent& exponent) {
+#pragma unroll
+    for (int k = kLive; k < kVectors; ++k) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) value[k][i] = 0;
+    }
+    const Shift<Real> warp_shift = shift_of_warp(shift);
+    // Such rows wait for arithmetic: where they are not far, one test serves all.
+    if (kBytesOf<kElement> == 2 && !warp_shift.far) {
+#pragma unroll
+      for (int k = 0; k < kLive; ++k) exponentiate_vector(k, {0, warp_shift.exponent, false}, exponent);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kLive; ++k) exponentiate_vector(k, warp_shift, exponent);
+    }
+  }
+
+  // The lane's sum of these, and of each element over them, for Ahead::sum().
+  template <int kLive>
+  __device__ __forceinline__ Real sum_live(const Extent& extent, const Ahead<kElement, true>& ahead, int lane) const {
+    return ahead.template sum_of_terms<kLanes, kVectors, kLive>(extent, lane,
+                                                                [&](int k, int i) { return value[k][i]; });
+  }
+  template <int kLive>
+  __device__ __forceinline__ void sum_elements(Real (&sum)[kCount]) const {
+    static_assert(is_power_of_2(kVectors));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[i] = sum_of_vectors<kVectors, kLive>([&](int k) { return value[k][i]; });
   }
 
   // The probabilities as stored: exponentials times the row's factor (NaN in a NaN row, excluded cells included).
@@ -557,90 +594,79 @@ struct Scores {
     return shift;
   }
 
-  // Whether a lane has one. The end of a segment may be folded into the first lane's first vector.
-  template <int kBehind>
-  static __device__ __forceinline__ bool lane_may_be_live(const Extent& extent, int k, int lane) {
-    const bool folds = kBehind != 0 && k == 0 && lane == 0 && extent.end > kLength;
-    return extent.any_live(column(k) + lane * kCount, kCount) || folds;
-  }
-
   // Whether any lane of the warp has a live column in its vector k. The end of a segment may be folded into the first.
   static __device__ __forceinline__ bool may_be_live(const Extent& extent, int k) {
     if constexpr (kVectors == 1) return true;
-    const bool live = extent.any_live(column(k), kLanes * kCount) || (k == 0 && extent.end > kLength);
-    return __any_sync(kFullWarp, live);
+    const bool folds = kComputesTwice && k == 0 && extent.end > kLength;
+    return __any_sync(kFullWarp, extent.any_live(column(k), kLanes * kCount) || folds);
   }
 
-  template <int kBatch, bool kWhole, int kBehind, bool kPreceded>
-  __device__ __forceinline__ void take_packed(const RawScores<kElement, kMask, kLanes, kBatch, kWhole, kBehind>& raw,
-                                              const ForwardArguments& arguments, const Extent& extent,
-                                              const Ahead<kElement, kPreceded>& ahead, int first, int lane) {
+  // Makes the largest exponent of kPrepared packed vectors that of their largest element, and -inf what a mask excludes,
+  // given lane_is_live(k).
+  template <int kPrepared, typename Raw, typename LaneIsLive>
+  static __device__ __forceinline__ void prepare_packed(Raw& raw, const ForwardArguments& arguments,
+                                                        const LaneIsLive& lane_is_live) {
     constexpr uint32_t kExcluded = kNegativeInfinityPair<kElement>;
-    auto live = raw;
-    if (arguments.packed.flip != 0) {
+    const auto for_words = [&](const auto& run) {
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
+      for (int k = 0; k < kPrepared; ++k) {
 #pragma unroll
-        for (int w = 0; w < 4; ++w) live.x[k][0].word[w] ^= arguments.packed.flip;
-      }
-    }
-    if (arguments.packed.zero) {
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        const bool any_live = lane_may_be_live<kBehind>(extent, first + k, lane);
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          uint32_t& word = live.x[k][0].word[w];
-          word = any_live ? zero_or_nan<kElement>(word) : kExcluded;
-        }
-      }
-    }
-    if constexpr (kMask == MaskKind::boolean) {
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          const uint32_t bytes = live.mask[k][0].word[w / 2];
-          const uint32_t excluded = w % 2 == 0 ? halves_of_bytes<0>(bytes) : halves_of_bytes<1>(bytes);
-          uint32_t& word = live.x[k][0].word[w];
-          word = (word & ~excluded) | (kExcluded & excluded);
-        }
-      }
-    }
-    const auto exclude = [&](int k, const auto& edge) {
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const uint32_t live_bits = edge.template live_bits<kBytesOf<kElement>>(w);
-        uint32_t& word = live.x[k][0].word[w];
-        word = (word & live_bits) | (kExcluded & ~live_bits);
+        for (int w = 0; w < 4; ++w) run(k, w, raw.x[k][0].word[w]);
       }
     };
-    ahead.template at_edges<kLanes, kBatch, kWhole, kBehind>(extent, first, lane, exclude);
-#pragma unroll
-    for (int k = 0; k < kBatch; ++k) packed[first + k] = live.x[k][0];
-  }
-
-  // x * scale + mask.
-  template <typename Mask>
-  static __device__ __forceinline__ void add_mask(Real (&out)[kCount], const Mask& mask, Real scale) {
-    Real addend[kCount];
-    if constexpr (kMask == MaskKind::same) {
-      unpack<kElement>(mask[0], addend);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) addend[i] = __uint_as_float(mask[i / 4].word[i % 4]);
+    if (arguments.packed.flip != 0) {
+      for_words([&](int, int, uint32_t& word) { word ^= arguments.packed.flip; });
     }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) out[i] = fma(out[i], scale, addend[i]);
+    if (arguments.packed.zero) {
+      for_words([&](int k, int, uint32_t& word) { word = lane_is_live(k) ? zero_or_nan<kElement>(word) : kExcluded; });
+    }
+    if constexpr (kMask == MaskKind::boolean) {
+      for_words([&](int k, int w, uint32_t& word) {
+        const uint32_t bytes = raw.mask[k][0].word[w / 2];
+        const uint32_t excluded = w % 2 == 0 ? halves_of_bytes<0>(bytes) : halves_of_bytes<1>(bytes);
+        word = (word & ~excluded) | (kExcluded & excluded);
+      });
+    }
   }
 
-  // The same of float32 and float64, with or without a mask of any kind.
+  // Vector k of the segment, given as vector `from` of what was loaded.
+  template <typename Raw>
+  __device__ __forceinline__ void take_vector(int k, const Raw& raw, int from, const ForwardArguments& arguments) {
+    if constexpr (kIsPacked) {
+      packed[k] = raw.x[from][0];
+    } else {
+      unpack<kElement>(raw.x[from][0], value[k]);
+      apply_mask(value[k], raw.mask[from], scale_of<Real>(arguments));
+    }
+  }
+
+  template <typename Edge>
+  static __device__ __forceinline__ void exclude(Real (&scores)[kCount], const Edge& edge) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scores[i] = edge.is_live(i) ? scores[i] : kNegativeInfinity<Real>;
+  }
+
+  __device__ __forceinline__ void exponentiate_vector(int k, const Shift<Real>& shift, const Exponent& exponent) {
+    if constexpr (kIsPacked) {
+      exponentials_of<4>(packed[k], 0, shift, exponent, value[k]);
+    } else {
+      exponent.exponentiate(value[k], shift);
+    }
+  }
+
+  // Scores that are not packed, given their elements.
   template <typename Mask>
-  static __device__ __forceinline__ void take_wide(Real (&out)[kCount], const Chunk<16>& x, const Mask& mask,
-                                                   Real scale, bool any_live) {
-    unpack<kElement>(x, out);
-    if constexpr (kMask == MaskKind::same) {
-      add_mask(out, mask, scale);
+  static __device__ __forceinline__ void apply_mask(Real (&out)[kCount], const Mask& mask, Real scale) {
+    if constexpr (has_addend(kMask)) {
+      Real addend[kCount];
+      if constexpr (kMask == MaskKind::same) {
+        unpack<kElement>(mask[0], addend);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) addend[i] = __uint_as_float(mask[i / 4].word[i % 4]);
+      }
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) out[i] = fma(out[i], scale, addend[i]);
     } else {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
@@ -651,8 +677,6 @@ struct Scores {
         }
       }
     }
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) out[i] = any_live ? out[i] : kNegativeInfinity<Real>;
   }
 };
 
@@ -661,16 +685,24 @@ template <Cache kCache, bool kWhole, Element kElement, MaskKind kMask, int kVect
 __device__ __forceinline__ void load_scores(Scores<kElement, kMask, kWarpLanes, kVectors>& scores,
                                             const ForwardArguments& arguments, const char* x, const char* mask,
                                             const Inner& inner, const Extent& extent,
-                                            const Ahead<kElement, kPreceded>& ahead, int lane) {
+                                            const Ahead<kElement, kPreceded>&, int lane) {
   constexpr int kInFlight = kWhole && !has_addend(kMask) ? kVectors : kVectorsInFlight<kMask>;
-  constexpr int kBatch = kInFlight < kVectors ? kInFlight : kVectors;
-  in_batches<kVectors, kBatch>([&](auto first, auto end) {
+  constexpr int kMost = kInFlight < kVectors ? kInFlight : kVectors;
+  const int live = live_vectors<kWarpLanes, kCountOf<kElement>>(extent);
+  in_batches<kVectors, kMost>([&](auto first, auto end) {
     constexpr int kFirst = decltype(first)::value;
+    constexpr int kBatch = decltype(end)::value - kFirst;
     constexpr int kBehind = kPreceded && kFirst == 0 ? kVectors : 0;
-    RawScores<kElement, kMask, kWarpLanes, decltype(end)::value - kFirst, kWhole, kBehind> raw;
+    RawScores<kElement, kMask, kWarpLanes, kBatch, kWhole, kBehind> raw;
     raw.template load<kCache>(arguments, x, mask, inner, extent, kFirst, lane);
     keep_loads_together();
-    scores.take(raw, arguments, extent, ahead, kFirst, lane);
+    if constexpr (kPreceded) {
+      with_largest<0, kBatch>(live - kFirst, [&](auto count) {
+        scores.template take_live<kFirst, decltype(count)::value>(raw, arguments, extent, lane);
+      });
+    } else {
+      scores.take(raw, arguments, extent, kFirst, lane);
+    }
   });
 }
 

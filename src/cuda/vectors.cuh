@@ -234,6 +234,19 @@ __device__ __forceinline__ void in_turn(const Run& run) {
   }
 }
 
+// Calls run(count), constant, for the largest number of a warp, which is between kLeast and kMost; for kLeast or kMost
+// where it is not. Every lane of the warp calls it, and takes the same way.
+template <int kLeast, int kMost, typename Run>
+__device__ __forceinline__ void with_largest(int number, const Run& run) {
+  if constexpr (kMost <= kLeast) {
+    run(std::integral_constant<int, kLeast>{});
+  } else if (__any_sync(kFullWarp, number >= kMost)) {
+    run(std::integral_constant<int, kMost>{});
+  } else {
+    with_largest<kLeast, kMost - 1>(number, run);
+  }
+}
+
 // Which elements of a vector are live at an edge of a row's live columns: those before element `count`, or the others.
 template <bool kBefore>
 struct EdgeElements {
@@ -251,20 +264,33 @@ struct EdgeElements {
   }
 };
 
-// Which elements of the first lane's first vector are live where it holds the segment's end besides its beginning.
+// Which elements of the first lane's first vector are live where it holds the segment's end besides its beginning: those
+// from the first live column on, and those of the end before its last one.
 struct FoldedElements {
   EdgeElements<false> own;
-  EdgeElements<true> folded;        // of the end, those before its last live column
-  EdgeElements<false> folded_late;  // and those from its first live one on
+  EdgeElements<true> folded;
+
+  __device__ __forceinline__ bool is_live(int element) const { return own.is_live(element) | folded.is_live(element); }
+
+  template <int kElementBytes>
+  __device__ __forceinline__ uint32_t live_bits(int w) const {
+    return own.live_bits<kElementBytes>(w) | folded.live_bits<kElementBytes>(w);
+  }
+};
+
+// The same where the end may begin before its first live column.
+struct LateFoldedElements {
+  FoldedElements elements;
+  EdgeElements<false> late;  // of the end, those from its first live column on
 
   __device__ __forceinline__ bool is_live(int element) const {
-    return own.is_live(element) || (folded.is_live(element) && folded_late.is_live(element));
+    return elements.own.is_live(element) | (elements.folded.is_live(element) & late.is_live(element));
   }
 
   template <int kElementBytes>
   __device__ __forceinline__ uint32_t live_bits(int w) const {
-    return own.live_bits<kElementBytes>(w) |
-           (folded.live_bits<kElementBytes>(w) & folded_late.live_bits<kElementBytes>(w));
+    return elements.own.live_bits<kElementBytes>(w) |
+           (elements.folded.live_bits<kElementBytes>(w) & late.live_bits<kElementBytes>(w));
   }
 };
 
@@ -297,7 +323,7 @@ __device__ __forceinline__ void at_edges(const Extent& extent, int first, int la
       constexpr int kColumn = kBehind * kLength;
       EdgeElements<true> folded = elements(end, kColumn);
       if (lane != 0) folded.count = 0;
-      run(0, FoldedElements{elements(begin, lane * kCount), folded, elements(begin, kColumn)});
+      run(0, LateFoldedElements{{elements(begin, lane * kCount), folded}, elements(begin, kColumn)});
     } else {
       vector(begin, 0);
     }
@@ -355,6 +381,62 @@ __device__ __forceinline__ void at_edges(const Extent& extent, int first, int la
   }
 }
 
+// How many vectors a lane has from a segment's first column to its last live one, whatever the segment has before it; 0
+// where nothing is live.
+template <int kLanes, int kCount>
+__device__ __forceinline__ int live_vectors(const Extent& extent) {
+  return extent.begin < extent.end ? (extent.end - 1) / (kLanes * kCount) + 1 : 0;
+}
+
+// Calls run(k, edge) for the vectors kFirst + k, k < kLive, of a lane that may be live in part, or dead, where those before
+// kFirst + kLive are as many as live_vectors() of one of the warp's segments, if not more. These have columns before them.
+// Every lane of the warp calls it. `kVectors`: of the segment, whose end may be folded, if kMayFold.
+template <int kLanes, int kCount, int kVectors, int kFirst, int kLive, bool kMayFold, typename Run>
+__device__ __forceinline__ void at_live_edges(const Extent& extent, int lane, const Run& run) {
+  if constexpr (kLive == 0) return;
+  constexpr int kLength = kLanes * kCount;
+  constexpr std::true_type end;
+  constexpr std::false_type begin;
+  const auto elements = [&](auto before, int column) {
+    const int limit = decltype(before)::value ? extent.end : extent.begin;
+    return EdgeElements<decltype(before)::value>{max(0, min(limit - column, kCount))};
+  };
+  const auto vector = [&](auto before, int k) {
+    run(k, elements(before, ((kFirst + k) * kLanes + lane) * kCount));
+  };
+  vector(end, kLive - 1);
+  const auto folded_elements = [&] {
+    EdgeElements<true> folded = elements(end, kVectors * kLength);
+    if (lane != 0) folded.count = 0;
+    return FoldedElements{elements(begin, lane * kCount), folded};
+  };
+  // Few segments begin behind their first vector, or end before the last of another of the warp.
+  constexpr bool kMayBeEarly = kLanes < kWarpLanes && kLive > 1;
+  constexpr bool kMayBeLate = kFirst > 0 || kLive > 1;
+  const bool early = kMayBeEarly && extent.end <= (kFirst + kLive - 1) * kLength;
+  const bool late = kMayBeLate && extent.begin > (kFirst + (kFirst == 0)) * kLength;
+  const bool folds = kMayFold && __any_sync(kFullWarp, extent.end > kVectors * kLength);
+  if (!__any_sync(kFullWarp, early | late)) {
+    if (folds) {
+      run(0, folded_elements());
+    } else if (kFirst == 0) {
+      vector(begin, 0);
+    }
+    return;
+  }
+  if (folds) {
+    run(0, LateFoldedElements{folded_elements(), elements(begin, kVectors * kLength)});
+  } else {
+    vector(begin, 0);
+  }
+  if constexpr (kMayBeEarly) {
+#pragma unroll
+    for (int k = 0; k < kLive - 1; ++k) vector(end, k);
+  }
+#pragma unroll
+  for (int k = 1; k < kLive; ++k) vector(begin, k);
+}
+
 // The segment that begins at column `start` of a row held in registers; of a row of no columns if it does not exist.
 template <typename Arguments>
 __device__ __forceinline__ Extent near_extent(const Arguments& arguments, uint32_t row, const RowPlace& place,
@@ -410,8 +492,8 @@ __device__ __forceinline__ Chunk<kBytes> filled_with(uint32_t word) {
 }
 
 // Loads vectors first, first + 1, ... (in steps of kLanes) of a segment whose column 0 is at `base`. Vectors without a live
-// column are not read, and their words are `dead`, or anything unless kFills: a lane's where rows are whole, those of all
-// its lanes elsewhere. Other cells outside the live columns hold anything. `inner`: as in RowPlace.
+// column are not read, and their words are `dead`, or anything unless kFills: a lane's where rows are whole or not kFills,
+// those of all its lanes elsewhere. Other cells outside the live columns hold anything. `inner`: as in RowPlace.
 template <int kLanes, Cache kCache, bool kWhole, int kElementBytes, int kCount, bool kFills, int kVectors,
           typename S = Shape<kElementBytes, kCount>>
 __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][S::kPieces], const char* segment_base,
@@ -420,7 +502,12 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
   constexpr int kPieceCount = S::kPieceCount;
   constexpr int kChunkBytes = S::kChunkBytes;
   constexpr int kLength = kLanes * kCount;
-  const Extent extent = segment_extent.moved(lane * kCount);
+  Extent extent = segment_extent.moved(lane * kCount);
+  if constexpr (!kFills) {
+    // What is found of one operand is not kept for the next.
+    extent.begin = one_number(extent.begin);
+    extent.end = one_number(extent.end);
+  }
   const auto column = [&](int k, int p) { return (first + k) * kLength + p * kPieceCount; };
   const auto fill = [&](int k, int p) { out[k][p] = kFills ? filled_with<kChunkBytes>(dead) : any_chunk<kChunkBytes>(); };
   // Calls each(k, p) for pieces of vectors [kBegin, kEnd).
@@ -506,11 +593,19 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
   };
   // All lanes read a vector with a live column, and of all rows of the warp: what lies past the last one is read there.
   const auto place = [&](int a) { return boundary + int64_t{min(a, last)} * kElementBytes; };
-  // Few segments begin behind their first vector or end before their last.
-  const bool each_live = all_of((segment_extent.begin < (first + 1) * kLength) &
-                                (segment_extent.end > (first + kVectors - 1) * kLength));
   const auto read_batch = [&](auto begin, auto end, const auto& each) {
-    if (each_live) {
+    if constexpr (!kFills) {
+      // Lanes without a live column read nothing.
+      for_pieces(begin, end, [&](int k, int p) {
+        fill(k, p);
+        high[k][p] = out[k][p];
+        if (extent.any_live(column(k, p), kPieceCount)) each(k, p, lane_boundary + column(k, p) * kElementBytes);
+      });
+      return;
+    }
+    // Few segments begin behind their first vector or end before their last.
+    if (all_of((segment_extent.begin < (first + 1) * kLength) &
+               (segment_extent.end > (first + kVectors - 1) * kLength))) {
       for_pieces(begin, end, [&](int k, int p) {
         const int a = column(k, p);
         each(k, p, k < kVectors - 1 ? lane_boundary + a * kElementBytes : place(a + lane * kCount));
@@ -531,17 +626,8 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
   } else if constexpr (kChunkBytes > kElementBytes) {
     // A few at a time: each takes twice its registers until it is realigned.
     in_batches<kVectors, 4 * kVectorBytes / S::kBytes>([&](auto begin, auto end) {
-      // Without registers to spare, where their addresses wait beside them too, two at a time.
-      constexpr int kSlow = kFills ? kVectors : 2;
-      if (kSlow >= kVectors || each_live) {
-        read_batch(begin, end, read_two);
-        realign_all(begin, end);
-      } else {
-        in_batches<decltype(end)::value, kSlow, decltype(begin)::value>([&](auto from, auto to) {
-          read_batch(from, to, read_two);
-          realign_all(from, to);
-        });
-      }
+      read_batch(begin, end, read_two);
+      realign_all(begin, end);
     });
   }
 }
@@ -668,8 +754,9 @@ struct alignas(kVectorBytes) Vector {
 
 // Stores the vectors of each lane that hold a segment with `ahead` columns before it, from a vector boundary on. Every
 // lane of the warp calls it. The first and the last vector, of which only a part may be the segment's, go through shared
-// memory: a lane stores one element of them, instead of one lane all. Where they are one vector it is stored twice.
-template <int kLanes, int kElementBytes, int kVectors>
+// memory: a lane stores one element of them, instead of one lane all. Where they are one vector it is stored twice. The last
+// one is none of the lanes' first kFull vectors.
+template <int kLanes, int kElementBytes, int kFull, int kVectors>
 __device__ __forceinline__ void store_preceded(char* boundary, const Chunk<16> (&value)[kVectors],
                                                const Extent& segment_extent, int ahead, int lane) {
   constexpr int kCount = kVectorBytes / kElementBytes;
@@ -685,9 +772,12 @@ __device__ __forceinline__ void store_preceded(char* boundary, const Chunk<16> (
   if (lane == 0) *reinterpret_cast<Chunk<16>*>(edge) = value[0];
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
-    if (lane_tail > k * kLength && (k > 0 || lane > 0)) store_aligned(base + k * kLanes * kVectorBytes, value[k]);
+    const bool precedes_tail = k < kFull ? last > ahead : lane_tail > k * kLength;
+    if (precedes_tail && (k > 0 || lane > 0)) store_aligned(base + k * kLanes * kVectorBytes, value[k]);
     const bool is_folded = k == 0 && lane_tail == kVectors * kLength;
-    if (lane_tail == k * kLength || is_folded) *reinterpret_cast<Chunk<16>*>(edge + kVectorBytes) = value[k];
+    if ((k >= kFull && lane_tail == k * kLength) || is_folded) {
+      *reinterpret_cast<Chunk<16>*>(edge + kVectorBytes) = value[k];
+    }
   }
   __syncwarp();
 #pragma unroll

@@ -65,7 +65,7 @@ inline constexpr int kWarpRowsBlocks = 1536 / kWarpRowsThreads;
 constexpr int warp_rows_resident(Element element, MaskKind mask, int lanes, int vectors, bool whole, bool dropout) {
   const bool odd = element_bytes(element) == 2 && lanes == kWarpLanes && vectors > 2 && !whole && !dropout;
   if (!odd || mask == MaskKind::float32) return 0;
-  const int blocks = (is_packed(element, mask) ? 13 : 12) - vectors;
+  const int blocks = is_packed(element, mask) ? 13 - vectors : vectors == 4 ? 7 : 12 - vectors;
   return blocks < kWarpRowsBlocks ? blocks : kWarpRowsBlocks;
 }
 
@@ -99,17 +99,33 @@ __launch_bounds__(kWarpRowsThreads, warp_rows_resident(kElement, kMask, kLanes, 
   Real sum[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    scores[r].take(raw[r], arguments, rows.extent[r], rows.ahead[r], 0, lane);
-    key[r] = scores[r].largest();
-  }
-  group_maximum<kLanes, RowScores>(maximum, key);
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    shift[r] = exponent.shift(maximum[r]);
-    if constexpr (kKeepsExponentials) {
-      sum[r] = scores[r].exponentiate(shift[r], exponent, rows.extent[r], rows.ahead[r], lane);
+    if constexpr (kPreceded) {
+      static_assert(kRows == 1);
+      const int live = live_vectors<kLanes, kCountOf<kElement>>(rows.extent[r]);
+      with_largest<1, kVectors>(live, [&](auto count) {
+        constexpr int kLive = decltype(count)::value;
+        scores[r].template take_live<0, kLive>(raw[r], arguments, rows.extent[r], lane);
+        key[r] = scores[r].template largest<kLive>();
+        group_maximum<kLanes, RowScores>(maximum, key);
+        shift[r] = exponent.shift(maximum[r]);
+        scores[r].template exponentiate_live<kLive>(shift[r], exponent);
+        sum[r] = scores[r].template sum_live<kLive>(rows.extent[r], rows.ahead[r], lane);
+      });
     } else {
-      sum[r] = scores[r].sum_exponentials(shift[r], exponent, rows.extent[r], rows.ahead[r], lane);
+      scores[r].take(raw[r], arguments, rows.extent[r], 0, lane);
+      key[r] = scores[r].largest();
+    }
+  }
+  if constexpr (!kPreceded) {
+    group_maximum<kLanes, RowScores>(maximum, key);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      shift[r] = exponent.shift(maximum[r]);
+      if constexpr (kKeepsExponentials) {
+        sum[r] = scores[r].exponentiate(shift[r], exponent, rows.extent[r], lane);
+      } else {
+        sum[r] = scores[r].sum_exponentials(shift[r], exponent, rows.extent[r], rows.ahead[r], lane);
+      }
     }
   }
   group_sum<kLanes>(sum);
@@ -131,7 +147,8 @@ __launch_bounds__(kWarpRowsThreads, warp_rows_resident(kElement, kMask, kLanes, 
         store_with_dropout<kElement, kLanes>(result, factor != factor, arguments, rows.place[r].output, rows.number(r),
                                              0, rows.extent[r], lane);
       } else {
-        rows.ahead[r].template store<kLanes, kWhole>(y, result, rows.extent[r], lane);
+        constexpr int kFull = kOutgrownVectors<kElement, kMask, kLanes * kVectors> / kLanes;
+        rows.ahead[r].template store<kLanes, kWhole, kFull>(y, result, rows.extent[r], lane);
       }
     }
   }
@@ -172,7 +189,9 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) result[k] = raw[r].result(k, dot[r], scale_of<Real>(arguments));
     if (arguments.dx != nullptr) {
-      rows.ahead[r].template store<kLanes, kWhole>(arguments.dx + rows.place[r].output, result, rows.extent[r], lane);
+      constexpr int kFull = kOutgrownVectors<kElement, MaskKind::none, kLanes * kVectors> / kLanes;
+      rows.ahead[r].template store<kLanes, kWhole, kFull>(arguments.dx + rows.place[r].output, result, rows.extent[r],
+                                                          lane);
     }
     if (arguments.dots.given && lane == 0 && rows.number(r) < arguments.rows.rows) {
       store_row_value(arguments, arguments.dots, rows.number(r), dot[r]);
