@@ -132,6 +132,13 @@ def prepare_for_extensions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("LIBRARY_PATH", f"{folder / 'links'}:{os.environ.get('LIBRARY_PATH', '')}")
 
 
+def launch_without_a_device(namespace: dict[str, Any]) -> None:
+    """Of a kernel that was built where no device can run it: all of it that the host does."""
+    if "half" in namespace and not torch.cuda.is_available():
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            namespace["half"].softmax(torch.empty(300, 1000, dtype=torch.float16), 0.5, True, 90, 0)
+
+
 # torch's own, of its use of itself in 2.11.
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 @pytest.mark.usefixtures("inductors_compiler")
@@ -156,6 +163,7 @@ def test_code_runs(device: str, page: Path, tmp_path: Path, monkeypatch: pytest.
                 exec(code, namespace)
         elif block.language == "sh" and device == "cpu":
             run_shell(block.text, where)
+    launch_without_a_device(namespace)
 
 
 # What can be said of commands that do not run here.

@@ -184,7 +184,8 @@ int for_each_map_dim(const Rows& rows, const Visit& visit) {
   return dims;
 }
 
-// The map of `rows` (dim_to_split() < 0), given the bytes of an element of each operand and the rows of a block.
+// The map of `rows` (dim_to_split() < 0), given the bytes of an element of each operand, 0 of one that there is not, and the
+// rows of a block.
 inline RowMap make_row_map(const Rows& rows, int64_t input_bytes, int64_t second_bytes, int64_t output_bytes,
                            int rows_per_block) {
   RowMap map{};
@@ -196,6 +197,7 @@ inline RowMap make_row_map(const Rows& rows, int64_t input_bytes, int64_t second
   map.unit[kSecond] = static_cast<int32_t>(second * second_bytes);
   map.unit[kOutput] = static_cast<int32_t>(output * output_bytes);
   const auto find_inner = [&](Operand operand, int64_t unit, int64_t unit_bytes) {
+    if (unit_bytes == 0) return;
     int64_t low = 0, high = 0;
     for (int d = 0; d < rows.dims; ++d) {
       const int64_t reach = (rows.dim[d].size - 1) * (rows.dim[d].stride[operand] / unit);
