@@ -318,7 +318,8 @@ void Problem::draw() {
     shape_.columns = vectors * per_vector + random_.between(-per_vector, per_vector);
   } else if (random_.chance(0.65)) {
     const int vectors[] = {1, 2, 4, 8, 16, 32, 40, 64, 80, 96, 128, 160, 192, 256, 512};  // that kernels hold
-    shape_.columns = random_.one_of(vectors) * per_vector + random_.between(-per_vector - 1, per_vector + 1);
+    const int64_t more = random_.chance(0.5) ? per_vector + 1 : 0;
+    shape_.columns = random_.one_of(vectors) * per_vector + random_.between(-per_vector - 1, more);
   } else {
     shape_.columns = random_.between(1, 100 * per_vector);
   }
@@ -339,6 +340,13 @@ void Problem::draw() {
     if (random_.chance(0.8)) band_.end = random_.between(-queries, shape_.columns);
     // As a slice of a square has it: rows that can be paired.
     if (random_.chance(is_long ? 0.7 : 0.3)) band_.end = (shape_.columns - queries) / 2 + random_.between(-1, 1);
+    // Rows that begin among the last columns of a warp's segment, which may be folded (vectors.cuh).
+    if (random_.chance(0.15)) {
+      const int64_t length = random_.chance(0.5) ? shape_.columns : cuda::kWarpLanes * cuda::kBlockVectors * per_vector;
+      const int64_t segment_end = random_.between(1, std::max<int64_t>(shape_.columns / length, 1)) * length;
+      band_.begin = segment_end - random_.between(0, per_vector) - random_.between(0, queries - 1);
+      band_.end = shape_.columns;
+    }
   }
   const double scales[] = {1, 1, 0.125, 0.125, -0.7, 0};
   scale_ = random_.one_of(scales);
@@ -451,7 +459,10 @@ void Problem::forward() {
   const int64_t column_strides[] = {1, 1, 1, 1, 0, 2, -1};
   const int64_t mask_column_stride = random_.one_of(column_strides);
   const bool in_place = random_.chance(0.25);
-  const bool has_sink = random_.chance(0.25);
+  // A row's sum is one of what a lane or two add up in an element of their vectors: its bits tell in which order. Those of
+  // 16-bit probabilities hardly do, but the sink's is a float32.
+  const bool tells_order = scale_ != 0 && random_.chance(0.3);
+  const bool has_sink = random_.chance(tells_order && bytes == 2 ? 0.75 : 0.25);
   const bool sink_float32 = bytes == 2 && random_.chance(0.5);
   const bool before = dropout_.active && !in_place && random_.chance(0.5);
 
@@ -474,6 +485,17 @@ void Problem::forward() {
     const Index index = shape_.index(row);
     for (int64_t column = 0; column < shape_.columns; ++column) {
       x.at(index, column) = spoiled && dead(index, column) ? random_.one_of(spoilers) : number();
+    }
+  }
+  if (tells_order) {
+    const cuda::Question question{Direction::forward, shape_.columns,     element_,       kind,
+                                  band_.active,       device_.capability, dropout_.active};
+    const int per_vector = cuda::kVectorBytes / bytes;
+    const int64_t step = std::min(cuda::choose(question).lanes, cuda::kWarpLanes) * per_vector;
+    const int64_t from = random_.between(-per_vector, per_vector - 1);
+    for (size_t i = 0; i < x.value.size(); ++i) {
+      const int64_t column = static_cast<int64_t>(i) % shape_.columns;
+      if ((column - from) % step != 0) x.value[i] = rounded(element_, x.value[i] - 15 / scale_);
     }
   }
   if (random_.chance(0.1)) x.value[random_.between(0, x.value.size() - 1)] = random_.one_of(spoilers);
