@@ -97,7 +97,9 @@ def _verify_operator(
 def _verify_attention(problem: Problem, results: tuple[torch.Tensor, ...]) -> None:
     case = problem.case
     assert problem.grad is not None
-    bound = 8 * torch.finfo(case.dtype).eps
+    # Products of float32 are summed in float32: what rounding adds grows as the root of the number of terms.
+    terms = case.columns if case.dtype == torch.float32 else 1
+    bound = max(8.0, terms**0.5 / 4) * torch.finfo(case.dtype).eps
     for item in range(case.batch):
         query, key, value = (tensor.detach()[item].double().requires_grad_() for tensor in problem.inputs)
         values = scores(query @ key.transpose(-2, -1), None, SCALE, case.diagonal if case.is_causal else None)
