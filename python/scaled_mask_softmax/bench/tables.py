@@ -291,6 +291,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "cuda bfloat16": lambda results: floor(results, "bfloat16"),
     "cuda float32": lambda results: floor(results, "float32"),
     "cuda bars": bars,
+    "cuda others": lambda results: times(results, lambda cell: cell["suite"] in ("headline", "attention", "dropout")),
     **{f"cpu {name}": block for name, block in _CPU_BLOCKS.items()},
     **{f"cpu-avx512 {name}": block for name, block in _CPU_BLOCKS.items()},
     "cpu-2 fused": _CPU_BLOCKS["fused"],
