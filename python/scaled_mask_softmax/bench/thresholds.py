@@ -24,7 +24,7 @@ def known() -> bool:
 
 def capability() -> int:
     """10 * major + minor, of the CUDA device or, to list cases without one, PUBLISHED."""
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.cuda.device_count() == 0:
         return PUBLISHED
     major, minor = torch.cuda.get_device_capability()
     return 10 * major + minor
