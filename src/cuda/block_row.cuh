@@ -91,7 +91,7 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
       constexpr int kLive = decltype(count)::value;
       shift_to_largest(scores.template largest<kLive>());
       scores.template exponentiate_live<kLive>(shift, exponent);
-      scores.template sum_elements<kLive>(element_sum, segment.extent, segment.ahead, segment.lane);
+      scores.template sum_elements<kLive>(element_sum);
     });
     sum = segment.ahead.template sum<kWarpLanes>(segment.lane, [&](int i) { return element_sum[i]; });
   } else {
