@@ -81,7 +81,7 @@ struct ForwardArguments {
   int64_t mask_column_stride;  // bytes
   RowPrefetch ahead;
   MaskPrefetch mask_prefetch;
-  int block_columns;           // of a row that a block holds in shared memory
+  int part_columns;            // as in Plan
   int shared_second;           // where the mask begins there, in bytes
   Band band;        // of query index 0; covers every column where nothing is excluded
   NearBand near;
@@ -106,7 +106,7 @@ struct BackwardArguments {
   Span y_span;
   Span grad_span;
   int64_t columns;
-  int block_columns;
+  int part_columns;
   int shared_second;   // where grad begins
   bool grad_expanded;  // column stride 0: one element serves the row
   RowPrefetch ahead;

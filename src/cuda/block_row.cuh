@@ -34,10 +34,11 @@ struct BlockSegment {
   template <typename Arguments, typename Team>
   __device__ __forceinline__ BlockSegment(const Arguments& arguments, const Team& team) {
     place = arguments.rows.locate(team.row());
-    start = team.segment() * kLength;
+    const int length = kPreceded ? arguments.part_columns : kLength;
+    start = team.segment() * length;
     lane = threadIdx.x % kWarpLanes;
     ahead = Ahead<kElement, kPreceded>(result_of(arguments, place));
-    extent = ahead.before(near_extent(arguments, team.row(), place, team.holds_segment(), start), kLength);
+    extent = ahead.before(near_extent(arguments, team.row(), place, team.holds_segment(), start), length);
   }
 };
 

@@ -122,8 +122,8 @@ Arguments common_arguments(const Plan& plan, const Problem& piece, int second_by
   Arguments arguments{};
   arguments.rows = make_row_map(piece.rows, bytes, second_bytes, bytes, plan.rows_per_block());
   arguments.columns = piece.columns;
-  arguments.block_columns = plan.block_columns;
-  arguments.shared_second = static_cast<int>(shared_operand_bytes(plan.block_columns, bytes));
+  arguments.part_columns = plan.part_columns;
+  arguments.shared_second = static_cast<int>(shared_operand_bytes(plan.part_columns, bytes));
   arguments.band = piece.band;
   arguments.near = near_band(piece.band);
   arguments.key_lengths = make_row_values(piece.rows, static_cast<const char*>(piece.key_lengths), kBatch,

@@ -141,7 +141,7 @@ cudaError_t launch_forward(void (*kernel)(ForwardArguments), const Plan& plan, c
   if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
   const bool shared = plan.strategy == Strategy::shared_row;
   return launch(kernel, plan, arguments,
-                shared ? shared_bytes(Direction::forward, kElement, kMask, plan.block_columns) : 0, stream);
+                shared ? shared_bytes(Direction::forward, kElement, kMask, plan.part_columns) : 0, stream);
 }
 
 template <Element kElement, MaskKind kMask>
@@ -163,7 +163,7 @@ cudaError_t launch_backward(void (*kernel)(BackwardArguments), const Plan& plan,
   if (kernel == nullptr) return cudaErrorInvalidDeviceFunction;
   const bool shared = plan.strategy == Strategy::shared_row;
   return launch(kernel, plan, arguments,
-                shared ? shared_bytes(Direction::backward, kElement, MaskKind::none, plan.block_columns) : 0, stream);
+                shared ? shared_bytes(Direction::backward, kElement, MaskKind::none, plan.part_columns) : 0, stream);
 }
 
 template <Element kElement>

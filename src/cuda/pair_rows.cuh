@@ -38,7 +38,7 @@ class LiveSegments {
 
 // The warps of one or more blocks that share a pair of rows: the first ones hold segments of its first row, the next ones
 // of its second. To be made at the start of a kernel.
-template <typename Real, int kLength>
+template <typename Real>
 class PairTeam {
  public:
   // Read anew wherever they are asked for, as ClusterTeam's. The pair's number is that of its first row.
@@ -55,8 +55,8 @@ class PairTeam {
   template <typename Arguments>
   __device__ __forceinline__ explicit PairTeam(const Arguments& arguments)
       : last_row_(arguments.rows.rows - 1),
-        first_(arguments, row_of(false), true, kLength),
-        second_(arguments, row_of(true), row_of(true) != row_of(false), kLength) {
+        first_(arguments, row_of(false), true, arguments.part_columns),
+        second_(arguments, row_of(true), row_of(true) != row_of(false), arguments.part_columns) {
     if (blocks() == 1) return;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) barrier().expect((first_.count() + second_.count()) * sizeof(Part));
@@ -188,10 +188,11 @@ __device__ __forceinline__ void fill_columns(char* row, int begin, int end, cons
 
 // Writes the columns of both rows that lie outside of their segments with a live column: 0, or NaN in a NaN row.
 template <Element kElement, bool kWhole, typename Team, typename Exponent>
-__device__ __forceinline__ void write_outside(const ForwardArguments& arguments, const Team& team, int length,
+__device__ __forceinline__ void write_outside(const ForwardArguments& arguments, const Team& team,
                                               const Exponent& exponent) {
   using Real = Accumulate<kElement>;
   const int columns = static_cast<int>(arguments.columns);
+  const int length = arguments.part_columns;
   team.for_each_row(exponent, [&](uint32_t row, const LiveSegments& live, const Totals<Real>& totals) {
     const Real normalizer = normalizer_of<kElement>(arguments, row, totals, exponent, team.thread() == 0);
     Real value[kCountOf<kElement>];
@@ -214,11 +215,10 @@ __global__ void __launch_bounds__(pair_threads(kVectors, kWhole), pairs_resident
   if constexpr (kVectors != kBlockVectors) return;  // such rows take a cluster
 #endif
   using Real = Accumulate<kElement>;
-  constexpr int kLength = kWarpLanes * kVectors * kCountOf<kElement>;
-  const PairTeam<Real, kLength> team(arguments);
+  const PairTeam<Real> team(arguments);
   prefetch_for_pair<kElement, kMask>(arguments, team);
   hold_row_forward<kElement, kMask, kVectors, kWhole, false>(arguments, team);
-  write_outside<kElement, kWhole>(arguments, team, kLength,
+  write_outside<kElement, kWhole>(arguments, team,
                                   typename Scores<kElement, kMask, kWarpLanes, kVectors>::Exponent{arguments.packed});
 }
 

@@ -203,7 +203,7 @@ struct SharedForward {
     const typename RowScores::Exponent exponent{arguments.packed};
     const RowPlace place = arguments.rows.locate(team.row());
     const BlockColumns columns(live_columns(arguments, team.row(), place), arguments.columns, team.block(),
-                               arguments.block_columns);
+                               arguments.part_columns);
     x.copy(launched_memory(), arguments.x + place.input + columns.start * kBytes, arguments.x_span, columns.begin,
            columns.end);
     if constexpr (kMask != MaskKind::none) {
@@ -277,7 +277,7 @@ struct SharedBackward {
     constexpr int kBytes = kBytesOf<kElement>;
     const RowPlace place = arguments.rows.locate(team.row());
     const BlockColumns columns(live_columns(arguments, team.row(), place), arguments.columns, team.block(),
-                               arguments.block_columns);
+                               arguments.part_columns);
     y.copy(launched_memory(), arguments.y + place.input + columns.start * kBytes, arguments.y_span, columns.begin,
            columns.end);
     const char* source = arguments.grad + place.second;
@@ -326,7 +326,7 @@ template <Element kElement, MaskKind kMask, bool kWhole>
 __global__ void __launch_bounds__(kSharedThreads, kSharedResident)
     shared_row_forward(const __grid_constant__ ForwardArguments arguments) {
   const BlocksTeam<Accumulate<kElement>, 2> team;
-  prefetch_for_row<kElement>(arguments, team, arguments.block_columns);
+  prefetch_for_row<kElement>(arguments, team, arguments.part_columns);
   prefetch_mask_for_row<kElement, kMask>(arguments, team);
   SharedForward<kElement, kMask, kWhole>{arguments}.run(team);
 }
@@ -335,7 +335,7 @@ template <Element kElement, bool kWhole>
 __global__ void __launch_bounds__(kSharedThreads, kSharedResident)
     shared_row_backward(const __grid_constant__ BackwardArguments arguments) {
   const BlocksTeam<Accumulate<kElement>, 1> team;
-  prefetch_for_row<kElement>(arguments, team, arguments.block_columns);
+  prefetch_for_row<kElement>(arguments, team, arguments.part_columns);
   SharedBackward<kElement, kWhole>{arguments}.run(team);
 }
 
