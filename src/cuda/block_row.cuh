@@ -40,6 +40,21 @@ struct BlockSegment {
     ahead = Ahead<kElement, kPreceded>(result_of(arguments, place));
     extent = ahead.before(near_extent(arguments, team.row(), place, team.holds_segment(), start), length);
   }
+
+  __device__ __forceinline__ int live_vectors() const {
+    return cuda::live_vectors<kWarpLanes, kCountOf<kElement>>(extent);
+  }
+
+  // Of the warp.
+  __device__ __forceinline__ bool has_nothing_live() const { return !__any_sync(kFullWarp, extent.begin < extent.end); }
+
+  // Stores the same vector everywhere.
+  __device__ __forceinline__ void fill(char* segment, const Chunk<16>& vector) const {
+    Chunk<16> vectors[kVectors];
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) vectors[k] = vector;
+    ahead.template store<kWarpLanes, false>(segment, vectors, extent, lane);
+  }
 };
 
 template <Element kElement, int kVectors>
@@ -65,6 +80,18 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   const int bytes = segment.start * kBytesOf<kElement>;
   constexpr bool kKeepsExponentials = kDropout || !(kWhole ? RowScores::kIsPacked : RowScores::kComputesTwice);
 
+  if constexpr (kPreceded && kKeepsExponentials && Team::kHoldsDeadSegments) {
+    if (segment.has_nothing_live()) {
+      const Totals<Real> totals = team.totals(kNegativeInfinity<Real>, Real{0}, exponent);
+      const Real normalizer = normalizer_of<kElement>(arguments, team.row(), totals, exponent, team.first_thread());
+      Real nothing[kCountOf<kElement>];
+#pragma unroll
+      for (int i = 0; i < kCountOf<kElement>; ++i) nothing[i] = multiply(Real{0}, normalizer);
+      segment.fill(arguments.y + segment.place.output + bytes, pack<kElement>(nothing));
+      return;
+    }
+  }
+
   RowScores scores;
   const auto load = [&] {
     const char* x = arguments.x + segment.place.input + bytes;
@@ -74,10 +101,7 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
                                        segment.ahead.before(mask, mask_stride), segment.place.inner, segment.extent,
                                        segment.ahead, segment.lane);
   };
-  // A warp with nothing live goes on to meet the others, unless that takes registers that its loads lack.
-  constexpr bool kMaySkip = kPreceded && kKeepsExponentials && !has_addend(kMask);
-  const auto live = [&] { return live_vectors<kWarpLanes, kCountOf<kElement>>(segment.extent); };
-  if (!kMaySkip || __any_sync(kFullWarp, live() > 0)) load();
+  load();
 
   // Exponentials against the warp's own maximum first, so that the block meets only once.
   Real maximum, sum;
@@ -88,7 +112,7 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   };
   if constexpr (kPreceded && kKeepsExponentials) {
     Real element_sum[kCountOf<kElement>];
-    with_largest<0, kVectors>(live(), [&](auto count) {
+    with_largest<Team::kHoldsDeadSegments ? 1 : 0, kVectors>(segment.live_vectors(), [&](auto count) {
       constexpr int kLive = decltype(count)::value;
       shift_to_largest(scores.template largest<kLive>());
       scores.template exponentiate_live<kLive>(shift, exponent);
@@ -131,6 +155,15 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
   const BlockSegment<kElement, kBlockVectors, kPreceded> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
   const int grad_stride = arguments.grad_expanded ? 0 : kBytesOf<kElement>;
+
+  if constexpr (kPreceded) {
+    if (segment.has_nothing_live()) {
+      const Real dot = team.sum(Real{0});
+      if (arguments.dots.given && team.first_thread()) store_row_value(arguments, arguments.dots, team.row(), dot);
+      if (arguments.dx != nullptr) segment.fill(arguments.dx + segment.place.output + bytes, {});
+      return;
+    }
+  }
 
   RawGradients<kElement, kWarpLanes, kBlockVectors, kWhole, kPreceded ? kBlockVectors : 0> raw;
   const char* y = segment.ahead.before(arguments.y + segment.place.input + bytes, kBytesOf<kElement>);

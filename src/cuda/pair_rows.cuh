@@ -74,6 +74,7 @@ class PairTeam {
     return is_second() ? second_.begin() + warp() - first_.count() : first_.begin() + warp();
   }
   __device__ __forceinline__ bool holds_segment() const { return warp() < first_.count() + second_.count(); }
+  static constexpr bool kHoldsDeadSegments = false;
   // What one thread of a row does is left to write_outside().
   static __device__ __forceinline__ constexpr bool first_thread() { return false; }
 

@@ -22,6 +22,7 @@ struct BlockTeam {
   __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x / kWarpLanes); }
   __device__ __forceinline__ int segment() const { return warp(); }
   static __device__ __forceinline__ constexpr bool holds_segment() { return true; }
+  static constexpr bool kHoldsDeadSegments = true;
 
   // From each warp's maximum and sum of exponentials against it, the same in all lanes of the warp. Every thread holds
   // the result.
@@ -86,6 +87,7 @@ class ClusterTeam {
   }
   __device__ __forceinline__ int segment() const { return warp(); }
   static __device__ __forceinline__ constexpr bool holds_segment() { return true; }
+  static constexpr bool kHoldsDeadSegments = true;
   __device__ __forceinline__ uint32_t warps() const { return blocks() * blockDim.x / kWarpLanes; }
 
   // As BlockTeam's.
