@@ -11,24 +11,26 @@
 
 namespace sms::cuda {
 
-template <bool kDropout>
-inline constexpr int kMostThreads = kDropout ? kDropoutBlockThreads : kBlockThreads;
-template <bool kDropout>
-using RowTeam = BlockTeam<kMostThreads<kDropout> / kWarpLanes>;
-// How many blocks of that many threads a multiprocessor has registers for: with packed scores, as many as it has threads
-// for.
-template <bool kDropout, bool kPacked>
-inline constexpr int kMostResident = kDropout ? 1 : kPacked ? kPackedBlocksResident : kBlocksResident;
+template <int kVectors, bool kDropout>
+using RowTeam = BlockTeam<block_threads(kVectors, kDropout) / kWarpLanes>;
+// How many of the largest blocks a multiprocessor has registers for: of packed rows that are whole, as many as it has
+// threads for.
+template <int kVectors, bool kWholePacked, bool kDropout>
+inline constexpr int kMostResident = kVectors == kOddBlockVectors ? kOddBlocksResident
+                                     : kDropout                   ? 1
+                                     : kWholePacked               ? kPackedBlocksResident
+                                                                  : kBlocksResident;
 
 // A warp's segment of its team's row; without columns, if it holds none.
 template <Element kElement, int kVectors, bool kPreceded>
 struct BlockSegment {
   static constexpr int kLength = kWarpLanes * kVectors * kCountOf<kElement>;
+  using Columns = Ahead<kElement, kPreceded, kPreceded && kVectors != kOddBlockVectors>;
 
   RowPlace place;
   int start;  // its first column
   int lane;
-  Ahead<kElement, kPreceded> ahead;
+  Columns ahead;
   Extent extent;
 
   template <typename Arguments, typename Team>
@@ -37,7 +39,7 @@ struct BlockSegment {
     const int length = kPreceded ? arguments.part_columns : kLength;
     start = team.segment() * length;
     lane = threadIdx.x % kWarpLanes;
-    ahead = Ahead<kElement, kPreceded>(result_of(arguments, place));
+    ahead = Columns(result_of(arguments, place));
     extent = ahead.before(near_extent(arguments, team.row(), place, team.holds_segment(), start), length);
   }
 
@@ -148,62 +150,63 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   }
 }
 
-template <Element kElement, bool kWhole, bool kDropout, typename Team>
+template <Element kElement, int kVectors, bool kWhole, bool kDropout, typename Team>
 __device__ __forceinline__ void hold_row_backward(const BackwardArguments& arguments, const Team& team) {
-  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kBlockVectors);
+  constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kVectors);
+  constexpr int kBehind = kPreceded ? kVectors == kOddBlockVectors ? kNothingBehind : kVectors : 0;
   using Real = Accumulate<kElement>;
-  const BlockSegment<kElement, kBlockVectors, kPreceded> segment(arguments, team);
+  const BlockSegment<kElement, kVectors, kPreceded> segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
   const int grad_stride = arguments.grad_expanded ? 0 : kBytesOf<kElement>;
 
-  if constexpr (kPreceded) {
-    if (segment.has_nothing_live()) {
-      const Real dot = team.sum(Real{0});
-      if (arguments.dots.given && team.first_thread()) store_row_value(arguments, arguments.dots, team.row(), dot);
-      if (arguments.dx != nullptr) segment.fill(arguments.dx + segment.place.output + bytes, {});
-      return;
-    }
+  const bool skips = kPreceded && segment.has_nothing_live();
+  RawGradients<kElement, kWarpLanes, kVectors, kWhole, kBehind> raw;
+  Real dot = 0;
+  if (!skips) {
+    const char* y = segment.ahead.before(arguments.y + segment.place.input + bytes, kBytesOf<kElement>);
+    const char* grad =
+        segment.ahead.before(arguments.grad + segment.place.second + segment.start * grad_stride, grad_stride);
+    raw.template load<Cache::stream>(arguments, y, grad, segment.place.inner, segment.extent, 0, segment.lane);
+    keep_loads_together();
+    raw.settle(segment.extent, segment.ahead, 0, segment.lane);
+    if constexpr (kDropout) drop(raw, arguments, team.row(), segment.start, segment.extent, segment.lane);
+    dot = warp_sum(raw.dot(segment.extent, segment.ahead, segment.lane));
+    raw.keep_packed();
   }
-
-  RawGradients<kElement, kWarpLanes, kBlockVectors, kWhole, kPreceded ? kBlockVectors : 0> raw;
-  const char* y = segment.ahead.before(arguments.y + segment.place.input + bytes, kBytesOf<kElement>);
-  const char* grad =
-      segment.ahead.before(arguments.grad + segment.place.second + segment.start * grad_stride, grad_stride);
-  raw.template load<Cache::stream>(arguments, y, grad, segment.place.inner, segment.extent, 0, segment.lane);
-  keep_loads_together();
-  raw.settle(segment.extent, segment.ahead, 0, segment.lane);
-  if constexpr (kDropout) drop(raw, arguments, team.row(), segment.start, segment.extent, segment.lane);
-  Real dot = raw.dot(segment.extent, segment.ahead, segment.lane);
-  raw.keep_packed();
-  dot = team.sum(warp_sum(dot));
+  dot = team.sum(dot);
   if (arguments.dots.given) {
     if (team.first_thread()) store_row_value(arguments, arguments.dots, team.row(), dot);
     if (arguments.dx == nullptr) return;
   }
-  Chunk<16> result[kBlockVectors];
+  char* dx = arguments.dx + segment.place.output + bytes;
+  if (skips) {
+    segment.fill(dx, {});
+    return;
+  }
+  Chunk<16> result[kVectors];
 #pragma unroll
-  for (int k = 0; k < kBlockVectors; ++k) result[k] = raw.result(k, dot, scale_of<Real>(arguments));
-  segment.ahead.template store<kWarpLanes, kWhole>(arguments.dx + segment.place.output + bytes, result, segment.extent,
-                                                   segment.lane);
+  for (int k = 0; k < kVectors; ++k) result[k] = raw.result(k, dot, scale_of<Real>(arguments));
+  segment.ahead.template store<kWarpLanes, kWhole>(dx, result, segment.extent, segment.lane);
 }
 
-template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
-__global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout, is_packed(kElement, kMask) && kWhole>)
+template <Element kElement, MaskKind kMask, int kVectors, bool kWhole, bool kDropout>
+__global__ void __launch_bounds__(block_threads(kVectors, kDropout),
+                                  kMostResident<kVectors, is_packed(kElement, kMask) && kWhole, kDropout>)
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
-  const RowTeam<kDropout> team;
+  const RowTeam<kVectors, kDropout> team;
   if constexpr (!kDropout) {
-    prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kBlockVectors>());
+    prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kVectors>());
     prefetch_mask_for_row<kElement, kMask>(arguments, team);
   }
-  hold_row_forward<kElement, kMask, kBlockVectors, kWhole, kDropout>(arguments, team);
+  hold_row_forward<kElement, kMask, kVectors, kWhole, kDropout>(arguments, team);
 }
 
-template <Element kElement, bool kWhole, bool kDropout>
-__global__ void __launch_bounds__(kMostThreads<kDropout>, kMostResident<kDropout, false>)
+template <Element kElement, int kVectors, bool kWhole, bool kDropout>
+__global__ void __launch_bounds__(block_threads(kVectors, kDropout), kMostResident<kVectors, false, kDropout>)
     block_row_backward(const __grid_constant__ BackwardArguments arguments) {
-  const RowTeam<kDropout> team;
-  if constexpr (!kDropout) prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kBlockVectors>());
-  hold_row_backward<kElement, kWhole, kDropout>(arguments, team);
+  const RowTeam<kVectors, kDropout> team;
+  if constexpr (!kDropout) prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kVectors>());
+  hold_row_backward<kElement, kVectors, kWhole, kDropout>(arguments, team);
 }
 
 // The same by a cluster of blocks; never launched where there are none.
@@ -224,7 +227,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const ClusterTeam<Accumulate<kElement>, 1, false> team;
   prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kBlockVectors>());
-  hold_row_backward<kElement, kWhole, false>(arguments, team);
+  hold_row_backward<kElement, kBlockVectors, kWhole, false>(arguments, team);
 #endif
 }
 

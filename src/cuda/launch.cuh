@@ -88,7 +88,10 @@ auto forward_kernel(const Plan& plan) {
   Kernel pair_rows = nullptr;
   Kernel shared_row = nullptr;
   if constexpr (compiled(kElement, Strategy::block_row, kDropout)) {
-    block_row = block_row_forward<kElement, kMask, kWhole, kDropout>;
+    block_row = block_row_forward<kElement, kMask, kBlockVectors, kWhole, kDropout>;
+  }
+  if constexpr (!kWhole && !kDropout && compiled_for_odd_blocks(kElement, kMask)) {
+    if (plan.vectors == kOddBlockVectors) block_row = block_row_forward<kElement, kMask, kOddBlockVectors, false, false>;
   }
   const auto of_vectors = [&](auto vectors) {
     constexpr int kVectors = decltype(vectors)::value;
@@ -121,7 +124,10 @@ auto backward_kernel(const Plan& plan) {
   Kernel cluster_row = nullptr;
   Kernel shared_row = nullptr;
   if constexpr (compiled(kElement, Strategy::block_row, kDropout)) {
-    block_row = block_row_backward<kElement, kWhole, kDropout>;
+    block_row = block_row_backward<kElement, kBlockVectors, kWhole, kDropout>;
+  }
+  if constexpr (!kWhole && !kDropout && compiled_for_odd_blocks(kElement, MaskKind::none)) {
+    if (plan.vectors == kOddBlockVectors) block_row = block_row_backward<kElement, kOddBlockVectors, false, false>;
   }
   if constexpr (compiled(kElement, Strategy::cluster_row, kDropout)) {
     cluster_row = cluster_row_backward<kElement, kWhole>;

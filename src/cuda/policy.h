@@ -53,6 +53,12 @@ inline constexpr int kWarpRowsThreads = 128;
 // columns, .97 at 4,096, .98 at 8,192 and 16,384.
 inline constexpr int kBlockVectors = 4;
 
+// A vector more, for rows that are no whole number of vectors, where they take a warp less then: what a warp does once is
+// much of what it does.
+inline constexpr int kOddBlockVectors = 5;
+inline constexpr int kOddBlockThreads = 256;  // at most
+inline constexpr int kOddBlocksResident = 3;
+
 inline constexpr int kBlockThreads = 512;  // at most
 inline constexpr int kBlocksResident = 2;  // the register budget: 65,536 / (512 * 2) on every architecture
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -61,6 +67,10 @@ inline constexpr int kPackedBlocksResident = 2;  // of packed rows that are whol
 inline constexpr int kPackedBlocksResident = 3;
 #endif
 inline constexpr int kDropoutBlockThreads = kBlockThreads * kBlocksResident;  // at most, with dropout
+
+SMS_HOST_DEVICE constexpr int block_threads(int vectors, bool dropout) {
+  return vectors == kOddBlockVectors ? kOddBlockThreads : dropout ? kDropoutBlockThreads : kBlockThreads;
+}
 
 // 16-bit scores without a float mask are packed: they stay as they were loaded, two a register. Where rows are whole, or
 // a cluster holds them, their exponentials are computed twice, for the sum and for the result, rather than kept, which
@@ -94,7 +104,7 @@ inline constexpr int64_t kPrefetchThreads = int64_t{1} << 16;
 inline constexpr int64_t kPrefetchBytes = 1000;
 inline constexpr int64_t kPairedRows = 512;
 inline constexpr int64_t kPairedSegments = 4;
-inline constexpr int64_t kOddPairedSegments = 8;
+inline constexpr int64_t kOddPairedSegments = 12;
 #endif
 
 // Rows that share a row of a mask are walked one after the other, unless the mask stays in the L2 without: one of at most
@@ -224,6 +234,11 @@ constexpr bool compiled(Element element, Strategy strategy, bool dropout) {
   }
 }
 
+// For kOddBlockVectors. A float32 mask of 16-bit scores takes too many registers.
+constexpr bool compiled_for_odd_blocks(Element element, MaskKind mask) {
+  return element != Element::float64 && (element == Element::float32 || mask != MaskKind::float32);
+}
+
 // Rows without a float mask are fast enough in a block, and rare where they are not whole.
 constexpr bool compiled_for_pairs(Element element, MaskKind mask, int vectors, bool whole) {
   return element != Element::float64 && (has_addend(mask) || whole) &&
@@ -314,14 +329,22 @@ inline Plan choose(const Question& question) {
       return {Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, kWarpRowsThreads, 1, 0};
     }
   }
-  const int64_t warps = (vectors - 1) / (kWarpLanes * kBlockVectors) + 1;
   const auto exists = [&](Strategy strategy) { return compiled(question.element, strategy, question.dropout); };
   const Plan shared = exists(Strategy::shared_row) ? choose_shared(question) : Plan{};
   const auto segment = [&](int lane_vectors) { return segment_columns(question.columns, per_vector, lane_vectors); };
-  const int block_threads = question.dropout ? kDropoutBlockThreads : kBlockThreads;
-  if (warps <= block_threads / kWarpLanes && exists(Strategy::block_row)) {
-    const int lanes = static_cast<int>(warps) * kWarpLanes;
-    return {Strategy::block_row, lanes, kBlockVectors, 1, lanes, 1, segment(kBlockVectors)};
+  const auto block = [&](int lane_vectors, int columns) -> Plan {
+    const int64_t threads = ((question.columns - 1) / columns + 1) * kWarpLanes;
+    if (threads > block_threads(lane_vectors, question.dropout)) return {};
+    const int lanes = static_cast<int>(threads);
+    return {Strategy::block_row, lanes, lane_vectors, 1, lanes, 1, columns};
+  };
+  if (exists(Strategy::block_row)) {
+    const Plan own = block(kBlockVectors, segment(kBlockVectors));
+    if (question.columns % per_vector != 0 && !question.dropout && compiled_for_odd_blocks(question.element, question.mask)) {
+      const Plan odd = block(kOddBlockVectors, (kWarpLanes * kOddBlockVectors - 1) * per_vector);
+      if (odd.threads > 0 && odd.threads < own.threads) return odd;
+    }
+    if (own.threads > 0) return own;
   }
   if (question.capability >= 90 && exists(Strategy::cluster_row)) {
     const auto holds = [&](int lane_vectors) {
@@ -404,7 +427,7 @@ struct Kernel {
   MaskKind mask;
   Strategy strategy;
   int lanes;    // template argument of warp_rows, 0 for the others
-  int vectors;  // template argument of warp_rows, and forward of cluster_row and pair_rows; 0 for the others
+  int vectors;  // template argument of warp_rows and block_row, and forward of cluster_row and pair_rows; else 0
   int rows;     // template argument of warp_rows, 0 for the others
   bool whole;    // template argument
   bool dropout;  // template argument of all but cluster_row, pair_rows and shared_row
@@ -413,7 +436,7 @@ struct Kernel {
   int threads() const {
     switch (strategy) {
       case Strategy::warp_rows: return kWarpRowsThreads;
-      case Strategy::block_row: return dropout ? kDropoutBlockThreads : kBlockThreads;
+      case Strategy::block_row: return block_threads(vectors, dropout);
       case Strategy::cluster_row: return kBlockThreads;
       case Strategy::pair_rows: return pair_threads(vectors, whole);
       case Strategy::shared_row: return kSharedThreads;
@@ -467,7 +490,11 @@ inline std::vector<Kernel> all_kernels() {
           for (const Strategy strategy : kLongStrategies) {
             if (!compiled(element, strategy, false)) continue;
             if (strategy == Strategy::cluster_row && direction == Direction::forward) continue;  // below
-            kernels.push_back({direction, element, mask, strategy, 0, 0, 0, whole, false});
+            const int vectors = strategy == Strategy::block_row ? kBlockVectors : 0;
+            kernels.push_back({direction, element, mask, strategy, 0, vectors, 0, whole, false});
+          }
+          if (!whole && compiled_for_odd_blocks(element, mask)) {
+            kernels.push_back({direction, element, mask, Strategy::block_row, 0, kOddBlockVectors, 0, whole, false});
           }
           for (const int vectors : {kBlockVectors, 2 * kBlockVectors}) {
             if (direction != Direction::forward || !in_clusters(direction, element, mask, vectors)) continue;
@@ -487,7 +514,8 @@ inline std::vector<Kernel> all_kernels() {
         }
         for (const Strategy strategy : kLongStrategies) {
           if (!compiled(element, strategy, true)) continue;
-          kernels.push_back({direction, element, mask, strategy, 0, 0, 0, false, true});
+          const int vectors = strategy == Strategy::block_row ? kBlockVectors : 0;
+          kernels.push_back({direction, element, mask, strategy, 0, vectors, 0, false, true});
         }
       }
     }

@@ -39,8 +39,8 @@ __device__ __forceinline__ auto sum_of_vectors(const Term& term) {
 
 SMS_HOST_DEVICE constexpr bool is_power_of_2(int count) { return (count & (count - 1)) == 0; }
 
-// The columns before a segment (vectors.cuh): none, if it is not kPreceded.
-template <Element kElement, bool kPreceded>
+// The columns before a segment (vectors.cuh): none, if it is not kPreceded. Whether its end may be folded is kMayFold.
+template <Element kElement, bool kPreceded, bool kMayFold = kPreceded>
 struct Ahead {
   static constexpr int kCount = kCountOf<kElement>;
   using Real = Accumulate<kElement>;
@@ -71,9 +71,10 @@ struct Ahead {
     cuda::at_edges<kLanes, kCount, kVectors, kWhole, kPreceded, kBehind>(extent, first, lane, run);
   }
 
-  // A lane's sum, given those of each element over its vectors. Bits do not depend on the columns before: elements of
-  // what would be a lane's vectors without them are summed in their order, by the lane that has the first of them and
-  // then by the next, which hands the sum back. Every lane of the warp calls it.
+  // A lane's sum, given those of each element over its vectors, for group_sum(). Its bits do not depend on the columns
+  // before: elements of what would be a lane's vectors without them are summed in their order, by the lane that has the
+  // first of them and then by the next. That one keeps the sum: group_sum() adds those of lanes half a group apart
+  // first, so that a turn of the group changes no bits. Every lane of the warp calls it.
   template <int kLanes, typename Sum>
   __device__ __forceinline__ Real sum(int lane, const Sum& sum_of_element) const {
     Real sum = 0;
@@ -92,7 +93,6 @@ struct Ahead {
       for (int i = 0; i + 1 < kCount; ++i) {
         if (i < columns) sum = add(sum, element[i]);
       }
-      sum = __shfl_sync(kFullWarp, sum, lane + 1, kLanes);
     }
     return sum;
   }
@@ -103,7 +103,7 @@ struct Ahead {
   __device__ __forceinline__ Real sum_of_terms(const Extent& extent, int lane, const Term& term) const {
     constexpr int kLength = kLanes * kVectors * kCount;
     const auto plain = [&](int i) { return sum_of_vectors<kVectors, kLive>([&](int k) { return term(k, i); }); };
-    if constexpr (kPreceded && kLive == kVectors && !is_power_of_2(kVectors)) {
+    if constexpr (kMayFold && kLive == kVectors && !is_power_of_2(kVectors)) {
       if (__any_sync(kFullWarp, folds(extent.end, kLength))) {
         return sum<kLanes>(lane, [&](int i) {
           const Real moved = sum_of_vectors<kVectors>([&](int k) { return term((k + 1) % kVectors, i); });
@@ -154,6 +154,9 @@ __device__ __forceinline__ void load_folded(Chunk<kBytes> (&into)[kPieces], cons
   }
 }
 
+// kBehind of vectors that have columns before them, but none that are folded.
+inline constexpr int kNothingBehind = -1;
+
 // Inputs of the forward direction for kVectors vectors of a lane, loaded but not looked at, so that the loads of
 // several vectors and rows are in flight together.
 template <Element kElement, MaskKind kMask, int kLanes, int kVectors, bool kWhole, int kBehind = 0>
@@ -169,7 +172,7 @@ struct RawScores {
   Chunk<16> x[kVectors][1];
   typename Mask::Piece mask[kVectors][Mask::kPieces];
 
-  // Vectors first, first + 1, ... of the segment whose column 0 is at `x_base` and `mask_base`. Unless kBehind is 0, the end
+  // Vectors first, first + 1, ... of the segment whose column 0 is at `x_base` and `mask_base`. If kBehind is above 0, the end
   // of the segment may be folded: elements of vector kBehind then take the place of the first lane's first ones. Vectors
   // of the segment without a live column come as scores of -inf where they are packed or, but for float64, have a float
   // mask; as anything if not kFills.
@@ -189,7 +192,7 @@ struct RawScores {
                                                  dead_mask);
       }
     }
-    if constexpr (kBehind != 0) {
+    if constexpr (kBehind > 0) {
       constexpr int kLength = kBehind * kLanes * kCount;
       if (__any_sync(kFullWarp, extent.end > kLength)) {
         load_folded<kLanes, kBytes>(x[0], x_base, kBytes, extent, kLength, lane);
@@ -366,7 +369,7 @@ struct Scores {
   __device__ __forceinline__ void take_live(const RawScores<kElement, kMask, kLanes, kBatch, false, kBehind>& raw,
                                             const ForwardArguments& arguments, const Extent& extent, int lane) {
     const auto at_edges_of_live = [&](const auto& exclude) {
-      constexpr bool kMayFold = kBehind != 0 && kLive == kBatch;
+      constexpr bool kMayFold = kBehind > 0 && kLive == kBatch;
       at_live_edges<kLanes, kCount, kVectors, kFirst, kLive, kMayFold>(extent, lane, exclude);
     };
     if constexpr (kBytesOf<kElement> == 2) {
@@ -480,7 +483,6 @@ struct Scores {
   }
   template <int kLive>
   __device__ __forceinline__ void sum_elements(Real (&sum)[kCount]) const {
-    static_assert(is_power_of_2(kVectors));
 #pragma unroll
     for (int i = 0; i < kCount; ++i) sum[i] = sum_of_vectors<kVectors, kLive>([&](int k) { return value[k][i]; });
   }
@@ -681,18 +683,19 @@ struct Scores {
 };
 
 // Loads and takes all kVectors vectors of a warp's lane, a few vectors in flight at a time.
-template <Cache kCache, bool kWhole, Element kElement, MaskKind kMask, int kVectors, bool kPreceded>
+template <Cache kCache, bool kWhole, Element kElement, MaskKind kMask, int kVectors, bool kPreceded, bool kMayFold>
 __device__ __forceinline__ void load_scores(Scores<kElement, kMask, kWarpLanes, kVectors>& scores,
                                             const ForwardArguments& arguments, const char* x, const char* mask,
                                             const Inner& inner, const Extent& extent,
-                                            const Ahead<kElement, kPreceded>&, int lane) {
-  constexpr int kInFlight = kWhole && !has_addend(kMask) ? kVectors : kVectorsInFlight<kMask>;
+                                            const Ahead<kElement, kPreceded, kMayFold>&, int lane) {
+  constexpr bool kAll = kVectors == kOddBlockVectors || (kWhole && !has_addend(kMask));
+  constexpr int kInFlight = kAll ? kVectors : kVectorsInFlight<kMask>;
   constexpr int kMost = kInFlight < kVectors ? kInFlight : kVectors;
   const int live = live_vectors<kWarpLanes, kCountOf<kElement>>(extent);
   in_batches<kVectors, kMost>([&](auto first, auto end) {
     constexpr int kFirst = decltype(first)::value;
     constexpr int kBatch = decltype(end)::value - kFirst;
-    constexpr int kBehind = kPreceded && kFirst == 0 ? kVectors : 0;
+    constexpr int kBehind = kPreceded && kFirst == 0 ? kMayFold ? kVectors : kNothingBehind : 0;
     RawScores<kElement, kMask, kWarpLanes, kBatch, kWhole, kBehind> raw;
     raw.template load<kCache>(arguments, x, mask, inner, extent, kFirst, lane);
     keep_loads_together();
@@ -729,7 +732,7 @@ struct RawGradients {
       load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kWhole || kBytes != 2>(
           grad, grad_base, arguments.grad_span, inner.second, extent, first, lane, 0);
     }
-    if constexpr (kBehind != 0) {
+    if constexpr (kBehind > 0) {
       constexpr int kLength = kBehind * kLanes * kCount;
       if (__any_sync(kFullWarp, extent.end > kLength)) {
         load_folded<kLanes, kBytes>(y[0], y_base, kBytes, extent, kLength, lane);
@@ -739,9 +742,8 @@ struct RawGradients {
   }
 
   // Makes cells outside the live columns, and gradients where the probability is 0, take no part: to be called once.
-  template <bool kPreceded>
-  __device__ __forceinline__ void settle(const Extent& extent, const Ahead<kElement, kPreceded>& ahead, int first,
-                                         int lane) {
+  template <typename Columns>
+  __device__ __forceinline__ void settle(const Extent& extent, const Columns& ahead, int first, int lane) {
     const auto exclude = [&](int k, const auto& edge) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) y[k][0].word[w] &= edge.template live_bits<kBytes>(w);
@@ -761,8 +763,8 @@ struct RawGradients {
   }
 
   // The lane's share of sum(grad * y).
-  template <bool kPreceded>
-  __device__ __forceinline__ Real dot(const Extent& extent, const Ahead<kElement, kPreceded>& ahead, int lane) const {
+  template <typename Columns>
+  __device__ __forceinline__ Real dot(const Extent& extent, const Columns& ahead, int lane) const {
     return ahead.template sum_of_terms<kLanes, kVectors>(extent, lane, [&](int k, int i) {
       const Real probability = unpack_one<kElement>(y[k][0], i);
       // Cells of probability 0 take no part, whatever their gradient.

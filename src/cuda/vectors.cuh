@@ -314,12 +314,12 @@ __device__ __forceinline__ void at_edges(const Extent& extent, int first, int la
     vector(end, kVectors - 1);
     const bool late = kVectors > 1 && extent.begin > (first + 1) * kLength;
     const bool early = kVectors > 1 && extent.end < (first + kVectors - 1) * kLength;
-    const bool folds = kBehind != 0 && extent.end > kBehind * kLength;
+    const bool folds = kBehind > 0 && extent.end > kBehind * kLength;
     if (!__any_sync(kFullWarp, late | early | folds)) {
       vector(begin, 0);
       return;
     }
-    if constexpr (kBehind != 0) {
+    if constexpr (kBehind > 0) {
       constexpr int kColumn = kBehind * kLength;
       EdgeElements<true> folded = elements(end, kColumn);
       if (lane != 0) folded.count = 0;
