@@ -51,12 +51,11 @@ struct BlockSegment {
   __device__ __forceinline__ bool has_nothing_live() const { return !__any_sync(kFullWarp, extent.begin < extent.end); }
 
   // Stores the same vector everywhere.
-  template <bool kWhole>
   __device__ __forceinline__ void fill(char* segment, const Chunk<16>& vector) const {
     Chunk<16> vectors[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) vectors[k] = vector;
-    ahead.template store<kWarpLanes, kWhole>(segment, vectors, extent, lane);
+    ahead.template store<kWarpLanes, false>(segment, vectors, extent, lane);
   }
 };
 
@@ -73,9 +72,8 @@ __device__ __forceinline__ Real normalizer_of(const ForwardArguments& arguments,
   return with_sink<kElement>(arguments, row, exponent.score(totals.maximum), totals.normalizer, stores);
 }
 
-// Returns the normalizer of the warp's row.
 template <Element kElement, MaskKind kMask, int kVectors, bool kWhole, bool kDropout, typename Team>
-__device__ __forceinline__ Accumulate<kElement> hold_row_forward(const ForwardArguments& arguments, const Team& team) {
+__device__ __forceinline__ void hold_row_forward(const ForwardArguments& arguments, const Team& team) {
   constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kVectors);
   using RowScores = Scores<kElement, kMask, kWarpLanes, kVectors>;
   using Real = typename RowScores::Real;
@@ -84,15 +82,15 @@ __device__ __forceinline__ Accumulate<kElement> hold_row_forward(const ForwardAr
   const int bytes = segment.start * kBytesOf<kElement>;
   constexpr bool kKeepsExponentials = kDropout || !(kWhole ? RowScores::kIsPacked : RowScores::kComputesTwice);
 
-  if constexpr ((kPreceded || (kWhole && has_addend(kMask))) && kKeepsExponentials && Team::kHoldsDeadSegments) {
+  if constexpr (kPreceded && kKeepsExponentials && Team::kHoldsDeadSegments) {
     if (segment.has_nothing_live()) {
       const Totals<Real> totals = team.totals(kNegativeInfinity<Real>, Real{0}, exponent);
       const Real normalizer = normalizer_of<kElement>(arguments, team.row(), totals, exponent, team.first_thread());
       Real nothing[kCountOf<kElement>];
 #pragma unroll
       for (int i = 0; i < kCountOf<kElement>; ++i) nothing[i] = multiply(Real{0}, normalizer);
-      segment.template fill<kWhole>(arguments.y + segment.place.output + bytes, pack<kElement>(nothing));
-      return normalizer;
+      segment.fill(arguments.y + segment.place.output + bytes, pack<kElement>(nothing));
+      return;
     }
   }
 
@@ -150,7 +148,6 @@ __device__ __forceinline__ Accumulate<kElement> hold_row_forward(const ForwardAr
       segment.ahead.template store<kWarpLanes, kWhole>(y, result, segment.extent, segment.lane);
     }
   }
-  return normalizer;
 }
 
 template <Element kElement, int kVectors, bool kWhole, bool kDropout, typename Team>
@@ -183,7 +180,7 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
   }
   char* dx = arguments.dx + segment.place.output + bytes;
   if (skips) {
-    segment.template fill<kWhole>(dx, {});
+    segment.fill(dx, {});
     return;
   }
   Chunk<16> result[kVectors];

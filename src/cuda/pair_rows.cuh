@@ -85,24 +85,12 @@ class PairTeam {
     return totals_of(is_second(), exponent);
   }
 
-  // Those of either row, once they have met.
-  template <typename Exponent>
-  __device__ __forceinline__ Totals<Real> totals_of(uint32_t row, const Exponent& exponent) const {
-    return totals_of(row != row_of(false), exponent);
-  }
-
-  // Calls use(row, live segments) for both rows.
-  template <typename Use>
-  __device__ __forceinline__ void for_each_row(const Use& use) const {
+  // Calls use(row, live segments, totals) for both rows, once they have met.
+  template <typename Exponent, typename Use>
+  __device__ __forceinline__ void for_each_row(const Exponent& exponent, const Use& use) const {
     const int rows = row_of(true) != row_of(false) ? 2 : 1;
 #pragma unroll 1
-    for (int r = 0; r < rows; ++r) use(row_of(r == 1), live_of(r == 1));
-  }
-
-  // Calls use(row, live segments, number of this thread among those of the row's segments) for the warp's own row.
-  template <typename Use>
-  __device__ __forceinline__ void for_own_row(const Use& use) const {
-    use(row(), live_of(is_second()), thread() - (is_second() ? first_.count() * kWarpLanes : 0));
+    for (int r = 0; r < rows; ++r) use(row_of(r == 1), live_of(r == 1), totals_of(r == 1, exponent));
   }
 
  private:
@@ -199,22 +187,26 @@ __device__ __forceinline__ void fill_columns(char* row, int begin, int end, cons
   }
 }
 
-// Fills the columns of a row outside of its segments with a live column: a thread's share.
-template <Element kElement, bool kWhole>
-__device__ __forceinline__ void fill_outside(const ForwardArguments& arguments, uint32_t row, const LiveSegments& live,
-                                             Accumulate<kElement> value, uint32_t thread, uint32_t threads) {
-  Accumulate<kElement> values[kCountOf<kElement>];
-#pragma unroll
-  for (int i = 0; i < kCountOf<kElement>; ++i) values[i] = value;
-  const Chunk<16> chunk = pack<kElement>(values);
+// Writes the columns of both rows that lie outside of their segments with a live column: 0, or NaN in a NaN row.
+template <Element kElement, bool kWhole, typename Team, typename Exponent>
+__device__ __forceinline__ void write_outside(const ForwardArguments& arguments, const Team& team,
+                                              const Exponent& exponent) {
+  using Real = Accumulate<kElement>;
   const int columns = static_cast<int>(arguments.columns);
   const int length = arguments.part_columns;
-  char* y = arguments.y + arguments.rows.locate(row).output;
-  const auto fill = [&](int begin, int end) {
-    fill_columns<kWhole, kBytesOf<kElement>>(y, begin, end, chunk, thread, threads);
-  };
-  if (live.begin() > 0) fill(0, live.begin() * length);
-  if (live.end() * length < columns) fill(live.end() * length, columns);
+  team.for_each_row(exponent, [&](uint32_t row, const LiveSegments& live, const Totals<Real>& totals) {
+    const Real normalizer = normalizer_of<kElement>(arguments, row, totals, exponent, team.thread() == 0);
+    Real value[kCountOf<kElement>];
+#pragma unroll
+    for (int i = 0; i < kCountOf<kElement>; ++i) value[i] = multiply(Real{0}, normalizer);
+    const Chunk<16> chunk = pack<kElement>(value);
+    char* y = arguments.y + arguments.rows.locate(row).output;
+    const auto fill = [&](int begin, int end) {
+      fill_columns<kWhole, kBytesOf<kElement>>(y, begin, end, chunk, team.thread(), team.threads());
+    };
+    if (live.begin() > 0) fill(0, live.begin() * length);
+    if (live.end() * length < columns) fill(live.end() * length, columns);
+  });
 }
 
 template <Element kElement, MaskKind kMask, int kVectors, bool kWhole>
@@ -226,24 +218,9 @@ __global__ void __launch_bounds__(pair_threads(kVectors, kWhole), pairs_resident
   using Real = Accumulate<kElement>;
   const PairTeam<Real> team(arguments);
   prefetch_for_pair<kElement, kMask>(arguments, team);
-  // Before anything is loaded: a warp waits for its loads, but for no store.
-  team.for_each_row([&](uint32_t row, const LiveSegments& live) {
-    fill_outside<kElement, kWhole>(arguments, row, live, Real{0}, team.thread(), team.threads());
-  });
-  const Real normalizer = hold_row_forward<kElement, kMask, kVectors, kWhole, false>(arguments, team);
-  // A row is NaN everywhere if anything makes it NaN: a cell, which one of its own warps holds, or its sink.
-  if (arguments.sink.given) {
-    const typename Scores<kElement, kMask, kWarpLanes, kVectors>::Exponent exponent{arguments.packed};
-    team.for_each_row([&](uint32_t row, const LiveSegments& live) {
-      const Real of_row = normalizer_of<kElement>(arguments, row, team.totals_of(row, exponent), exponent,
-                                                  team.thread() == 0);
-      if (of_row != of_row) fill_outside<kElement, kWhole>(arguments, row, live, of_row, team.thread(), team.threads());
-    });
-  } else if (normalizer != normalizer && team.holds_segment()) {
-    team.for_own_row([&](uint32_t row, const LiveSegments& live, uint32_t thread) {
-      fill_outside<kElement, kWhole>(arguments, row, live, normalizer, thread, live.count() * kWarpLanes);
-    });
-  }
+  hold_row_forward<kElement, kMask, kVectors, kWhole, false>(arguments, team);
+  write_outside<kElement, kWhole>(arguments, team,
+                                  typename Scores<kElement, kMask, kWarpLanes, kVectors>::Exponent{arguments.packed});
 }
 
 }  // namespace sms::cuda

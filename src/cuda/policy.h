@@ -234,9 +234,9 @@ constexpr bool compiled(Element element, Strategy strategy, bool dropout) {
   }
 }
 
-// For kOddBlockVectors: .87 and .95 of a copy's speed at 1,025 and 4,097 columns... 16-bit scores under a float mask take too many registers
+// For kOddBlockVectors. A float32 mask of 16-bit scores takes too many registers.
 constexpr bool compiled_for_odd_blocks(Element element, MaskKind mask) {
-  return element == Element::float32 || is_packed(element, mask);
+  return element != Element::float64 && (element == Element::float32 || mask != MaskKind::float32);
 }
 
 // Rows without a float mask are fast enough in a block, and rare where they are not whole.

@@ -216,13 +216,11 @@ struct Extent {
   }
 };
 
-// Calls run(begin, end), both constant, for as few batches of kCount things as there can be of at most kMost, as equal as
-// they can be: the largest one decides about registers.
+// Calls run(begin, end), both constant, for batches of kMost of kCount things, the last one of what is left.
 template <int kCount, int kMost, int kBegin = 0, typename Run>
 __device__ __forceinline__ void in_batches(const Run& run) {
   if constexpr (kBegin < kCount) {
-    constexpr int kBatches = (kCount - kBegin - 1) / kMost + 1;
-    constexpr int kEnd = kBegin + (kCount - kBegin - 1) / kBatches + 1;
+    constexpr int kEnd = kBegin + kMost < kCount ? kBegin + kMost : kCount;
     run(std::integral_constant<int, kBegin>{}, std::integral_constant<int, kEnd>{});
     in_batches<kCount, kMost, kEnd>(run);
   }
