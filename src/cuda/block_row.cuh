@@ -51,11 +51,12 @@ struct BlockSegment {
   __device__ __forceinline__ bool has_nothing_live() const { return !__any_sync(kFullWarp, extent.begin < extent.end); }
 
   // Stores the same vector everywhere.
+  template <bool kWhole>
   __device__ __forceinline__ void fill(char* segment, const Chunk<16>& vector) const {
     Chunk<16> vectors[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) vectors[k] = vector;
-    ahead.template store<kWarpLanes, false>(segment, vectors, extent, lane);
+    ahead.template store<kWarpLanes, kWhole>(segment, vectors, extent, lane);
   }
 };
 
@@ -82,14 +83,14 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   const int bytes = segment.start * kBytesOf<kElement>;
   constexpr bool kKeepsExponentials = kDropout || !(kWhole ? RowScores::kIsPacked : RowScores::kComputesTwice);
 
-  if constexpr (kPreceded && kKeepsExponentials && Team::kHoldsDeadSegments) {
+  if constexpr ((kPreceded || (kWhole && has_addend(kMask))) && kKeepsExponentials && Team::kHoldsDeadSegments) {
     if (segment.has_nothing_live()) {
       const Totals<Real> totals = team.totals(kNegativeInfinity<Real>, Real{0}, exponent);
       const Real normalizer = normalizer_of<kElement>(arguments, team.row(), totals, exponent, team.first_thread());
       Real nothing[kCountOf<kElement>];
 #pragma unroll
       for (int i = 0; i < kCountOf<kElement>; ++i) nothing[i] = multiply(Real{0}, normalizer);
-      segment.fill(arguments.y + segment.place.output + bytes, pack<kElement>(nothing));
+      segment.template fill<kWhole>(arguments.y + segment.place.output + bytes, pack<kElement>(nothing));
       return;
     }
   }
@@ -180,7 +181,7 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
   }
   char* dx = arguments.dx + segment.place.output + bytes;
   if (skips) {
-    segment.fill(dx, {});
+    segment.template fill<kWhole>(dx, {});
     return;
   }
   Chunk<16> result[kVectors];

@@ -103,7 +103,7 @@ inline constexpr int64_t kOddPairedSegments = 2;
 inline constexpr int64_t kPrefetchThreads = int64_t{1} << 16;
 inline constexpr int64_t kPrefetchBytes = 1000;
 inline constexpr int64_t kPairedRows = 512;
-inline constexpr int64_t kPairedSegments = 4;
+inline constexpr int64_t kPairedSegments = 8;
 inline constexpr int64_t kOddPairedSegments = 12;
 #endif
 
@@ -234,9 +234,9 @@ constexpr bool compiled(Element element, Strategy strategy, bool dropout) {
   }
 }
 
-// For kOddBlockVectors. A float32 mask of 16-bit scores takes too many registers.
+// For kOddBlockVectors: not for 16-bit scores under a float mask, for the registers.
 constexpr bool compiled_for_odd_blocks(Element element, MaskKind mask) {
-  return element != Element::float64 && (element == Element::float32 || mask != MaskKind::float32);
+  return element == Element::float32 || is_packed(element, mask);
 }
 
 // Rows without a float mask are fast enough in a block, and rare where they are not whole.

@@ -216,11 +216,13 @@ struct Extent {
   }
 };
 
-// Calls run(begin, end), both constant, for batches of kMost of kCount things, the last one of what is left.
+// Calls run(begin, end), both constant, for as few batches of kCount things as there can be of at most kMost, as equal as
+// they can be: the largest one decides about registers.
 template <int kCount, int kMost, int kBegin = 0, typename Run>
 __device__ __forceinline__ void in_batches(const Run& run) {
   if constexpr (kBegin < kCount) {
-    constexpr int kEnd = kBegin + kMost < kCount ? kBegin + kMost : kCount;
+    constexpr int kBatches = (kCount - kBegin - 1) / kMost + 1;
+    constexpr int kEnd = kBegin + (kCount - kBegin - 1) / kBatches + 1;
     run(std::integral_constant<int, kBegin>{}, std::integral_constant<int, kEnd>{});
     in_batches<kCount, kMost, kEnd>(run);
   }
