@@ -54,10 +54,13 @@ inline constexpr int kWarpRowsThreads = 128;
 inline constexpr int kBlockVectors = 4;
 
 // A vector more, for rows that are no whole number of vectors, where they take a warp less then: what a warp does once is
-// much of what it does.
+// much of what it does. Measured as above, with 4 and with 5: float16 .895 and .94 at 4,097 columns under a boolean mask,
+// .87 and .88 if causal; float32 .80 and .89 at 1,025 under a causal float mask, .79 and .87 at 4,097; but float16 under a
+// float mask .90 and .79 at 4,097, or .85 with 64 registers.
 inline constexpr int kOddBlockVectors = 5;
 inline constexpr int kOddBlockThreads = 256;  // at most
-inline constexpr int kOddBlocksResident = 3;
+inline constexpr int kOddBlocksResident = 4;          // forward: 64 registers
+inline constexpr int kOddBackwardBlocksResident = 3;
 
 inline constexpr int kBlockThreads = 512;  // at most
 inline constexpr int kBlocksResident = 2;  // the register budget: 65,536 / (512 * 2) on every architecture
@@ -91,8 +94,9 @@ SMS_HOST_DEVICE constexpr bool has_addend(MaskKind mask) { return mask == MaskKi
 // than kPrefetchBytes, unless it is one with its block's others.
 //
 // Fewer rows than kPairedRows are not paired: there would be too few blocks. Nor are those of fewer segments than
-// kPairedSegments: .83 and .88 at 2,048 float16 columns under a float mask, .78 and .84 at 2,560; or, where rows are not
-// whole, than kOddPairedSegments: .62 and .70 at 4,097, .74 and .71 at 8,193, .71 and .59 at 16,385.
+// kPairedSegments: paired and not, under a causal float mask, .90 and .92 at 4,096 float16 columns, .87 and .89 at 4,160,
+// .91 and .91 at 8,192, .93 and .93 at 4,096 float32 ones; or, where rows are not whole, than kOddPairedSegments: .75 and
+// .77 at 8,193 float16 columns, .76 and .65 at 16,385, .79 and .81 at 4,097 float32 ones, .76 and .71 at 8,193.
 #if defined(SMS_EMULATION)  // where problems have few rows
 inline constexpr int64_t kPrefetchThreads = 1;
 inline constexpr int64_t kPrefetchBytes = 1;
@@ -234,7 +238,7 @@ constexpr bool compiled(Element element, Strategy strategy, bool dropout) {
   }
 }
 
-// For kOddBlockVectors: not for 16-bit scores under a float mask, for the registers.
+// For kOddBlockVectors: not 16-bit scores under a float mask.
 constexpr bool compiled_for_odd_blocks(Element element, MaskKind mask) {
   return element == Element::float32 || is_packed(element, mask);
 }
@@ -309,9 +313,10 @@ inline Plan choose_shared(const Question& question) {
 }
 
 // How many columns a warp holds of a row that several warps share: what its vectors hold, or one vector less where that
-// takes no warp more. Columns before a segment (vectors.cuh) then have a place of their own, and its end is not folded:
-// .79 -> .86 of a copy's speed at 4,097 columns of float16 under a mask [Sq, Sk]. A row that is a whole number of vectors has
-// the segments of rows that are whole in memory too.
+// takes no warp more. Columns before a segment (vectors.cuh) then have a place of their own, and its end is not folded.
+// Measured as above, at 4,097 columns: .79 -> .88 under a boolean mask, .83 -> .88 under a float mask, .79 -> .86 under one
+// [Sq, Sk]. A row that is a whole number of vectors has the segments of one that is whole in memory, so that their bits
+// agree.
 constexpr int segment_columns(int64_t columns, int per_vector, int vectors) {
   const int most = kWarpLanes * vectors * per_vector;
   const int less = most - per_vector;

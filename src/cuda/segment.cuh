@@ -97,8 +97,26 @@ struct Ahead {
     return sum;
   }
 
-  // The same, given term(k, i) of vector k and element i, and that those of vectors from kLive on are 0; an end that is
-  // folded counts as behind the others.
+  // The sum of each element over a lane's vectors, given term(k, i) of vector k and element i, and that those of vectors
+  // from kLive on are 0; an end that is folded counts as behind the others. Every lane of the warp calls it.
+  template <int kLanes, int kVectors, int kLive, typename Term>
+  __device__ __forceinline__ void sum_elements(Real (&element)[kCount], const Extent& extent, int lane,
+                                               const Term& term) const {
+    constexpr int kLength = kLanes * kVectors * kCount;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) element[i] = sum_of_vectors<kVectors, kLive>([&](int k) { return term(k, i); });
+    if constexpr (kMayFold && kLive == kVectors && !is_power_of_2(kVectors)) {
+      const bool any_folds = folds(extent.end, kLength);
+      if (!__any_sync(kFullWarp, any_folds)) return;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const Real moved = sum_of_vectors<kVectors>([&](int k) { return term((k + 1) % kVectors, i); });
+        element[i] = is_folded(i, lane) && any_folds ? moved : element[i];
+      }
+    }
+  }
+
+  // sum() of these, in fewer registers.
   template <int kLanes, int kVectors, int kLive = kVectors, typename Term>
   __device__ __forceinline__ Real sum_of_terms(const Extent& extent, int lane, const Term& term) const {
     constexpr int kLength = kLanes * kVectors * kCount;
@@ -475,16 +493,16 @@ struct Scores {
     }
   }
 
-  // The lane's sum of these, and of each element over them, for Ahead::sum().
+  // The lane's sum of these; and that of each element over them, for Ahead::sum().
   template <int kLive>
   __device__ __forceinline__ Real sum_live(const Extent& extent, const Ahead<kElement, true>& ahead, int lane) const {
     return ahead.template sum_of_terms<kLanes, kVectors, kLive>(extent, lane,
                                                                 [&](int k, int i) { return value[k][i]; });
   }
-  template <int kLive>
-  __device__ __forceinline__ void sum_elements(Real (&sum)[kCount]) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sum[i] = sum_of_vectors<kVectors, kLive>([&](int k) { return value[k][i]; });
+  template <int kLive, typename Columns>
+  __device__ __forceinline__ void sum_elements(Real (&sum)[kCount], const Extent& extent, const Columns& ahead,
+                                               int lane) const {
+    ahead.template sum_elements<kLanes, kVectors, kLive>(sum, extent, lane, [&](int k, int i) { return value[k][i]; });
   }
 
   // The probabilities as stored: exponentials times the row's factor (NaN in a NaN row, excluded cells included).
