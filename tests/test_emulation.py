@@ -122,6 +122,7 @@ def kernels_of(dtype: torch.dtype) -> set[str]:
     kernels = {"mask_gradient", "mask_gradient with dropout", "keep", "keep with dropout"}
     if dtype != torch.float64:
         kernels |= {"forward, pair_rows", "forward, pair_rows in clusters"}
+        kernels |= {"forward, block_row of odd length", "backward, block_row of odd length"}
     for direction in ("forward", "backward"):
         without = ["warp_rows", "block_row", "shared_row", "stream_row", clusters]
         kernels |= {f"{direction}, {name}" for name in without}

@@ -263,6 +263,7 @@ class Problem {
       if (pairs.threads > 0) plan = pairs;
     }
     kernel += std::string(", ") + cuda::name(plan.strategy) + (plan.blocks > 1 ? " in clusters" : "");
+    if (plan.strategy == cuda::Strategy::block_row && plan.vectors == cuda::kOddBlockVectors) kernel += " of odd length";
   }
 
   void report(const std::string& what) {
