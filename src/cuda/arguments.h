@@ -82,6 +82,7 @@ struct ForwardArguments {
   RowPrefetch ahead;
   MaskPrefetch mask_prefetch;
   int part_columns;            // as in Plan
+  Divisor by_part_columns;     // for pair_rows
   int shared_second;           // where the mask begins there, in bytes
   Band band;        // of query index 0; covers every column where nothing is excluded
   NearBand near;

@@ -148,6 +148,7 @@ cudaError_t launch_piece(const Question& question, const Plan& own, const Forwar
   const Plan pairs = choose_pairs(question, own, whole, piece.rows.count(), piece.band, last_query(piece.rows));
   const Plan& plan = pairs.threads > 0 ? pairs : own;
   auto arguments = common_arguments<ForwardArguments>(plan, piece, mask_bytes);
+  if (pairs.threads > 0) arguments.by_part_columns = Divisor(static_cast<uint32_t>(pairs.part_columns));
   arguments.x = static_cast<const char*>(piece.x);
   arguments.mask = static_cast<const char*>(piece.mask);
   arguments.y = static_cast<char*>(piece.y);

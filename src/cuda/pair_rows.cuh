@@ -10,13 +10,23 @@
 
 namespace sms::cuda {
 
-// The segments of a row that have a live column: [begin, end), each of `length` columns.
+// The segments of a row that have a live column: [begin, end). Those of whole rows have kWholeLength columns, others, where
+// that is 0, as many as the arguments say: a division would keep every warp from its loads.
 class LiveSegments {
  public:
-  template <typename Arguments>
-  __device__ __forceinline__ LiveSegments(const Arguments& arguments, uint32_t row, bool exists, int length) {
+  template <int kWholeLength>
+  static __device__ __forceinline__ LiveSegments of(const ForwardArguments& arguments, uint32_t row, bool exists) {
     const Extent live = near_extent(arguments, row, arguments.rows.locate(row), exists, 0);
-    bits_ = live.begin >= live.end ? 0 : live.begin / length | ((live.end - 1) / length + 1) << 16;
+    const auto segment = [&](int column) {
+      if constexpr (kWholeLength > 0) {
+        return static_cast<uint32_t>(column / kWholeLength);
+      } else {
+        return arguments.by_part_columns.quotient(static_cast<uint32_t>(column));
+      }
+    };
+    LiveSegments segments;
+    segments.bits_ = live.begin >= live.end ? 0 : segment(live.begin) | (segment(live.end - 1) + 1) << 16;
+    return segments;
   }
 
   // One of two, by value: a choice of one of two places would have both in memory.
@@ -38,7 +48,7 @@ class LiveSegments {
 
 // The warps of one or more blocks that share a pair of rows: the first ones hold segments of its first row, the next ones
 // of its second. To be made at the start of a kernel.
-template <typename Real>
+template <typename Real, int kWholeLength>
 class PairTeam {
  public:
   // Read anew wherever they are asked for, as ClusterTeam's. The pair's number is that of its first row.
@@ -52,11 +62,10 @@ class PairTeam {
   static __device__ __forceinline__ uint32_t pair() { return blockIdx.x; }
 #endif
 
-  template <typename Arguments>
-  __device__ __forceinline__ explicit PairTeam(const Arguments& arguments)
+  __device__ __forceinline__ explicit PairTeam(const ForwardArguments& arguments)
       : last_row_(arguments.rows.rows - 1),
-        first_(arguments, row_of(false), true, arguments.part_columns),
-        second_(arguments, row_of(true), row_of(true) != row_of(false), arguments.part_columns) {
+        first_(LiveSegments::of<kWholeLength>(arguments, row_of(false), true)),
+        second_(LiveSegments::of<kWholeLength>(arguments, row_of(true), row_of(true) != row_of(false))) {
     if (blocks() == 1) return;
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) barrier().expect((first_.count() + second_.count()) * sizeof(Part));
@@ -189,11 +198,10 @@ __device__ __forceinline__ void fill_columns(char* row, int begin, int end, cons
 
 // Writes the columns of both rows that lie outside of their segments with a live column: 0, or NaN in a NaN row.
 template <Element kElement, bool kWhole, typename Team, typename Exponent>
-__device__ __forceinline__ void write_outside(const ForwardArguments& arguments, const Team& team,
+__device__ __forceinline__ void write_outside(const ForwardArguments& arguments, const Team& team, int length,
                                               const Exponent& exponent) {
   using Real = Accumulate<kElement>;
   const int columns = static_cast<int>(arguments.columns);
-  const int length = arguments.part_columns;
   team.for_each_row(exponent, [&](uint32_t row, const LiveSegments& live, const Totals<Real>& totals) {
     const Real normalizer = normalizer_of<kElement>(arguments, row, totals, exponent, team.thread() == 0);
     Real value[kCountOf<kElement>];
@@ -216,10 +224,11 @@ __global__ void __launch_bounds__(pair_threads(kVectors, kWhole), pairs_resident
   if constexpr (kVectors != kBlockVectors) return;  // such rows take a cluster
 #endif
   using Real = Accumulate<kElement>;
-  const PairTeam<Real> team(arguments);
+  constexpr int kLength = kWarpLanes * kVectors * kCountOf<kElement>;
+  const PairTeam<Real, kWhole ? kLength : 0> team(arguments);
   prefetch_for_pair<kElement, kMask>(arguments, team);
   hold_row_forward<kElement, kMask, kVectors, kWhole, false>(arguments, team);
-  write_outside<kElement, kWhole>(arguments, team,
+  write_outside<kElement, kWhole>(arguments, team, kWhole ? kLength : arguments.part_columns,
                                   typename Scores<kElement, kMask, kWarpLanes, kVectors>::Exponent{arguments.packed});
 }
 
