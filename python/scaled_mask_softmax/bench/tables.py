@@ -244,9 +244,19 @@ def floor(results: Results, dtype: str) -> str:
     return _table(("Sk", *(f"{kind}, {direction}" for kind, direction in TABLE_CASES)), rows)
 
 
-def times(results: Results, wanted: Callable[[Cell], bool]) -> str:
+PEER_TITLES = {
+    "softmax": "`torch.softmax` alone",
+    "eager": "eager",
+    "compile": "`torch.compile`",
+    "liger": "Liger",
+    "quack": "QuACK",
+}
+
+
+def times(
+    results: Results, wanted: Callable[[Cell], bool], others: tuple[str, ...] = ("softmax", "eager", "compile")
+) -> str:
     """Our time of each case that is wanted, and the others' over it."""
-    others = ("softmax", "eager", "compile")
     rows = []
     for name, cell in results.cells.items():
         ours = cell["times"][OURS]
@@ -255,7 +265,7 @@ def times(results: Results, wanted: Callable[[Cell], bool]) -> str:
             found = ("" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
             shape = ", ".join(map(str, cell["shape"]))
             rows.append((name, f"[{shape}]", duration(ours["seconds"]), *found))
-    return _table(("case", "scores", "time", "`torch.softmax` alone", "eager", "`torch.compile`"), rows)
+    return _table(("case", "scores", "time", *(PEER_TITLES[peer] for peer in others)), rows)
 
 
 def beside_softmax(results: Results, dtype: str) -> str:
@@ -271,6 +281,12 @@ def beside_softmax(results: Results, dtype: str) -> str:
         found = [ratios.get((columns, *head)) for head in heads]
         rows.append((f"{columns:,}", *("" if ratio is None else f"{ratio:.2f}x" for ratio in found)))
     return _table(("Sk", *(f"{kind}, {direction}" for kind, direction in heads)), rows)
+
+
+def rivals(results: Results) -> str:
+    """The cases of the sweep that were measured beside other packages."""
+    others = ("softmax", "liger", "quack")
+    return times(results, lambda cell: cell["suite"] == "sweep" and any(peer in cell["times"] for peer in others), others)
 
 
 def _fused(cell: Cell) -> bool:
@@ -292,6 +308,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "cuda float32": lambda results: floor(results, "float32"),
     "cuda bars": bars,
     "cuda others": lambda results: times(results, lambda cell: cell["suite"] in ("headline", "attention", "dropout")),
+    "cuda rivals": rivals,
     **{f"cpu {name}": block for name, block in _CPU_BLOCKS.items()},
     **{f"cpu-avx512 {name}": block for name, block in _CPU_BLOCKS.items()},
     "cpu-2 fused": _CPU_BLOCKS["fused"],
