@@ -286,7 +286,9 @@ def beside_softmax(results: Results, dtype: str) -> str:
 def rivals(results: Results) -> str:
     """The cases of the sweep that were measured beside other packages."""
     others = ("softmax", "liger", "quack")
-    return times(results, lambda cell: cell["suite"] == "sweep" and any(peer in cell["times"] for peer in others), others)
+    return times(
+        results, lambda cell: cell["suite"] == "sweep" and any(peer in cell["times"] for peer in others), others
+    )
 
 
 def _fused(cell: Cell) -> bool:
