@@ -211,6 +211,25 @@ class Numbers {
   Memory memory_;
 };
 
+// Whether a folded end (vectors.cuh) has an order of its own in the sum of a lane's terms: few problems tell.
+bool orders_folded(const cuda::Plan& plan) { return (plan.vectors & (plan.vectors - 1)) != 0; }
+
+// The columns of one element of a lane's vectors. Where a row's other terms are small, its sum is one of what a lane or two
+// add up in that element: its bits tell in which order.
+struct LaneColumns {
+  int64_t from;
+  int64_t step;
+
+  LaneColumns(Random& random, const cuda::Plan& plan, int per_vector)
+      : from(random.between(-per_vector, orders_folded(plan) ? -1 : per_vector - 1)),
+        step(std::min(plan.lanes, cuda::kWarpLanes) * per_vector) {}
+
+  bool has(int64_t column) const { return (column - from) % step == 0; }
+};
+
+// How often problems are to have such terms.
+double chance_of_order(const cuda::Plan& plan) { return orders_folded(plan) ? 0.8 : 0.3; }
+
 // What a problem wrote, as numbers: the same for every place of its operands.
 using Results = std::vector<double>;
 
@@ -255,15 +274,18 @@ class Problem {
   // Runs compute(where, random) for operands anywhere and on boundaries, and compares.
   void try_places(const std::function<Results(Where, Random&)>& compute);
 
-  void name_kernel(Direction direction, MaskKind mask) {
+  // The row's own plan, and what of the kernel's name follows from it.
+  cuda::Plan name_kernel(Direction direction, MaskKind mask) {
     const cuda::Question question{direction, shape_.columns, element_, mask, band_.active, device_.capability, dropout_.active};
-    cuda::Plan plan = cuda::choose(question);
+    const cuda::Plan own = cuda::choose(question);
+    cuda::Plan plan = own;
     if (direction == Direction::forward) {
       const cuda::Plan pairs = cuda::choose_pairs(question, plan, true, shape_.rows(), band_, shape_.size[2] - 1);
       if (pairs.threads > 0) plan = pairs;
     }
     kernel += std::string(", ") + cuda::name(plan.strategy) + (plan.blocks > 1 ? " in clusters" : "");
     if (plan.strategy == cuda::Strategy::block_row && plan.vectors == cuda::kOddBlockVectors) kernel += " of odd length";
+    return own;
   }
 
   void report(const std::string& what) {
@@ -339,13 +361,23 @@ void Problem::draw() {
   if (band_.active) {
     if (random_.chance(0.5)) band_.begin = random_.between(-queries, shape_.columns);
     if (random_.chance(0.8)) band_.end = random_.between(-queries, shape_.columns);
-    // As a slice of a square has it: rows that can be paired.
-    if (random_.chance(is_long ? 0.7 : 0.3)) band_.end = (shape_.columns - queries) / 2 + random_.between(-1, 1);
+    const int64_t lengths[] = {shape_.columns, cuda::segment_columns(shape_.columns, per_vector, cuda::kBlockVectors),
+                               (cuda::kWarpLanes * cuda::kOddBlockVectors - 1) * per_vector};
+    const int64_t length = random_.one_of(lengths);
+    const int64_t query = random_.between(0, queries - 1);
+    // As a slice of a square has it: rows that can be paired; some of them end with a warp's segment, or with the first
+    // column behind it.
+    if (random_.chance(is_long ? 0.7 : 0.3)) {
+      band_.end = (shape_.columns - queries) / 2 + random_.between(-1, 1);
+      if (random_.chance(0.5)) {
+        band_.begin = -queries;
+        band_.end = shape_.columns / 2 / lengths[1] * lengths[1] + random_.between(0, 1) - query;
+      }
+    }
     // Rows that begin among the last columns of a warp's segment, which may be folded (vectors.cuh).
     if (random_.chance(0.15)) {
-      const int64_t length = random_.chance(0.5) ? shape_.columns : cuda::kWarpLanes * cuda::kBlockVectors * per_vector;
       const int64_t segment_end = random_.between(1, std::max<int64_t>(shape_.columns / length, 1)) * length;
-      band_.begin = segment_end - random_.between(0, per_vector) - random_.between(0, queries - 1);
+      band_.begin = segment_end - random_.between(0, per_vector) - query;
       band_.end = shape_.columns;
     }
   }
@@ -447,7 +479,7 @@ void Problem::forward() {
   const MaskKind kinds[] = {MaskKind::none, MaskKind::boolean, MaskKind::same, MaskKind::float32};
   MaskKind kind = random_.one_of(kinds);
   if (!cuda::compiled(Direction::forward, element_, kind)) kind = MaskKind::same;
-  name_kernel(Direction::forward, kind);
+  const cuda::Plan plan = name_kernel(Direction::forward, kind);
   const int bytes = element_bytes(element_);
   // Scores about where an exponent may no longer be one rounding of its own (segment.cuh), and far beyond; not where the
   // sum with a mask is rounded and no bound allows for it.
@@ -460,9 +492,8 @@ void Problem::forward() {
   const int64_t column_strides[] = {1, 1, 1, 1, 0, 2, -1};
   const int64_t mask_column_stride = random_.one_of(column_strides);
   const bool in_place = random_.chance(0.25);
-  // A row's sum is one of what a lane or two add up in an element of their vectors: its bits tell in which order. Those of
-  // 16-bit probabilities hardly do, but the sink's is a float32.
-  const bool tells_order = scale_ != 0 && random_.chance(0.3);
+  // The bits of 16-bit probabilities hardly tell, but the sink's is a float32.
+  const bool tells_order = scale_ != 0 && random_.chance(chance_of_order(plan));
   const bool has_sink = random_.chance(tells_order && bytes == 2 ? 0.75 : 0.25);
   const bool sink_float32 = bytes == 2 && random_.chance(0.5);
   const bool before = dropout_.active && !in_place && random_.chance(0.5);
@@ -489,17 +520,17 @@ void Problem::forward() {
     }
   }
   if (tells_order) {
-    const cuda::Question question{Direction::forward, shape_.columns,     element_,       kind,
-                                  band_.active,       device_.capability, dropout_.active};
-    const int per_vector = cuda::kVectorBytes / bytes;
-    const int64_t step = std::min(cuda::choose(question).lanes, cuda::kWarpLanes) * per_vector;
-    const int64_t from = random_.between(-per_vector, per_vector - 1);
+    const LaneColumns large(random_, plan, cuda::kVectorBytes / bytes);
     for (size_t i = 0; i < x.value.size(); ++i) {
       const int64_t column = static_cast<int64_t>(i) % shape_.columns;
-      if ((column - from) % step != 0) x.value[i] = rounded(element_, x.value[i] - 15 / scale_);
+      if (!large.has(column)) x.value[i] = rounded(element_, x.value[i] - 15 / scale_);
     }
   }
-  if (random_.chance(0.1)) x.value[random_.between(0, x.value.size() - 1)] = random_.one_of(spoilers);
+  // A NaN row with segments that have nothing live takes both a long row and exclusions.
+  const bool may_skip = plan.strategy != cuda::Strategy::warp_rows && (band_.active || has_lengths_);
+  if (random_.chance(may_skip ? 0.4 : 0.1)) {
+    x.value[random_.between(0, x.value.size() - 1)] = random_.one_of(spoilers);
+  }
   const Element sink_element = sink_float32 ? Element::float32 : element_;
   std::vector<double> sink(shape_.size[1]);
   std::vector<char> sink_bytes(sink.size() * element_bytes(sink_element));
@@ -646,7 +677,7 @@ Values draw_probabilities(Random& random, Element element, const Shape& shape,
 }
 
 void Problem::backward() {
-  name_kernel(Direction::backward, MaskKind::none);
+  const cuda::Plan plan = name_kernel(Direction::backward, MaskKind::none);
   const int bytes = element_bytes(element_);
   const auto outside = [&](const Index& index, int64_t column) { return excluded(index, column); };
   Values y = draw_probabilities(random_, element_, shape_, outside);
@@ -658,6 +689,12 @@ void Problem::backward() {
   const bool every_dim = !shared[0] && !shared[1] && !shared[2];
   Values grad(shape_, shared, expanded);
   for (double& value : grad.value) value = rounded(element_, random_.normal(1));
+  if (!expanded && random_.chance(chance_of_order(plan))) {
+    const LaneColumns large(random_, plan, cuda::kVectorBytes / bytes);
+    for (size_t i = 0; i < grad.value.size(); ++i) {
+      if (!large.has(static_cast<int64_t>(i) % shape_.columns)) grad.value[i] = rounded(element_, 0x1p-12 * grad.value[i]);
+    }
+  }
   if (!expanded && every_dim && random_.chance(0.3)) {
     // Gradients of cells without weight are never looked at.
     for (size_t i = 0; i < grad.value.size(); ++i) {
