@@ -94,6 +94,8 @@ def command(site: Path, *arguments: str, **variables: str) -> subprocess.Complet
 def run(arguments: list[str], site: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run Python with `site` first on its path, and none of our environment variables but those given and an INDEX."""
     environment = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    if "FAKE_GPUS" in variables:
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # which are real ones
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
     environment[_build.INDEX_VARIABLE] = INDEX
     if site is not None:
