@@ -1,6 +1,6 @@
 // A block, or a cluster of blocks, holds a row in registers: each warp a segment of some vectors a lane, the number of
 // warps as the row is long. The row is read and written once, and read whole before any of it is written. The warps meet
-// once; for one with nothing live that, and what it then writes, is all.
+// once; where rows are not whole that, and what it then writes, is all that one with nothing live does.
 #pragma once
 
 #include "dropout.cuh"
@@ -48,16 +48,15 @@ struct BlockSegment {
     return cuda::live_vectors<kWarpLanes, kCountOf<kElement>>(extent);
   }
 
-  // Of the warp.
+  // Of the warp. Only where it is kPreceded: the extent of others may begin before the segment or end behind it.
   __device__ __forceinline__ bool has_nothing_live() const { return !__any_sync(kFullWarp, extent.begin < extent.end); }
 
   // Stores the same vector everywhere.
-  template <bool kWhole>
   __device__ __forceinline__ void fill(char* segment, const Chunk<16>& vector) const {
     Chunk<16> vectors[kVectors];
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) vectors[k] = vector;
-    ahead.template store<kWarpLanes, kWhole>(segment, vectors, extent, lane);
+    ahead.template store<kWarpLanes, false>(segment, vectors, extent, lane);
   }
 };
 
@@ -85,15 +84,15 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
   constexpr bool kKeepsExponentials = kDropout || !(kWhole ? RowScores::kIsPacked : RowScores::kComputesTwice);
 
   // With code of its own: what the loads of others need would take too many registers here. Measured on an H200 with
-  // float16, causal under a float mask: .74 -> .78 of a copy's speed at 4,097 columns, .86 -> .89 at 4,160.
-  if constexpr ((kPreceded || (kWhole && has_addend(kMask))) && kKeepsExponentials && Team::kHoldsDeadSegments) {
+  // float16, causal under a float mask: .74 -> .78 of a copy's speed at 4,097 columns.
+  if constexpr (kPreceded && kKeepsExponentials && Team::kHoldsDeadSegments) {
     if (segment.has_nothing_live()) {
       const Totals<Real> totals = team.totals(kNegativeInfinity<Real>, Real{0}, exponent);
       const Real normalizer = normalizer_of<kElement>(arguments, team.row(), totals, exponent, team.first_thread());
       Real nothing[kCountOf<kElement>];
 #pragma unroll
       for (int i = 0; i < kCountOf<kElement>; ++i) nothing[i] = multiply(Real{0}, normalizer);
-      segment.template fill<kWhole>(arguments.y + segment.place.output + bytes, pack<kElement>(nothing));
+      segment.fill(arguments.y + segment.place.output + bytes, pack<kElement>(nothing));
       return;
     }
   }
@@ -182,7 +181,7 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
   }
   char* dx = arguments.dx + segment.place.output + bytes;
   if (skips) {
-    segment.template fill<kWhole>(dx, {});
+    segment.fill(dx, {});
     return;
   }
   Chunk<16> result[kVectors];

@@ -282,7 +282,8 @@ struct Plan {
   int rows;     // in flight a lane
   int threads;        // a block
   int blocks;         // that share a row: a cluster
-  int part_columns;   // of a row, for a block of shared_row, or for a warp of block_row, cluster_row, pair_rows; else 0
+  int part_columns;   // of a row, for a block of shared_row, or for a warp of block_row, cluster_row, pair_rows; else 0.
+                      // With dropout a warp holds all that its vectors can
 
   int rows_per_block() const {  // or cluster
     if (strategy == Strategy::pair_rows) return 2;
