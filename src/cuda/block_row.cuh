@@ -15,7 +15,7 @@ template <int kVectors, bool kDropout>
 using RowTeam = BlockTeam<block_threads(kVectors, kDropout) / kWarpLanes>;
 // How many of the largest blocks a multiprocessor has registers for: of packed rows that are whole, as many as it has
 // threads for.
-template <Direction kDirection, int kVectors, bool kWholePacked, bool kDropout>
+template <Direction kDirection, int kVectors, bool kDropout, bool kWholePacked = false>
 inline constexpr int kMostResident =
     kVectors == kOddBlockVectors ? (kDirection == Direction::forward ? kOddBlocksResident : kOddBackwardBlocksResident)
     : kDropout                   ? 1
@@ -153,15 +153,15 @@ __device__ __forceinline__ void hold_row_forward(const ForwardArguments& argumen
 template <Element kElement, int kVectors, bool kWhole, bool kDropout, typename Team>
 __device__ __forceinline__ void hold_row_backward(const BackwardArguments& arguments, const Team& team) {
   constexpr bool kPreceded = holds_preceded(kWhole, kDropout, kVectors);
-  constexpr int kBehind = kPreceded ? kVectors == kOddBlockVectors ? kNothingBehind : kVectors : 0;
   using Real = Accumulate<kElement>;
-  const BlockSegment<kElement, kVectors, kPreceded> segment(arguments, team);
+  using Segment = BlockSegment<kElement, kVectors, kPreceded>;
+  const Segment segment(arguments, team);
   const int bytes = segment.start * kBytesOf<kElement>;
   const int grad_stride = arguments.grad_expanded ? 0 : kBytesOf<kElement>;
 
   // Here one way through takes fewer registers than two.
   const bool skips = kPreceded && segment.has_nothing_live();
-  RawGradients<kElement, kWarpLanes, kVectors, kWhole, kBehind> raw;
+  RawGradients<kElement, kWarpLanes, kVectors, kWhole, Segment::Columns::template kBehind<kVectors>> raw;
   Real dot = 0;
   if (!skips) {
     const char* y = segment.ahead.before(arguments.y + segment.place.input + bytes, kBytesOf<kElement>);
@@ -191,8 +191,9 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
 }
 
 template <Element kElement, MaskKind kMask, int kVectors, bool kWhole, bool kDropout>
-__global__ void __launch_bounds__(block_threads(kVectors, kDropout),
-                                  kMostResident<Direction::forward, kVectors, is_packed(kElement, kMask) && kWhole, kDropout>)
+__global__ void
+__launch_bounds__(block_threads(kVectors, kDropout),
+                  kMostResident<Direction::forward, kVectors, kDropout, is_packed(kElement, kMask) && kWhole>)
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
   const RowTeam<kVectors, kDropout> team;
   if constexpr (!kDropout) {
@@ -204,7 +205,7 @@ __global__ void __launch_bounds__(block_threads(kVectors, kDropout),
 
 template <Element kElement, int kVectors, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(block_threads(kVectors, kDropout),
-                                  kMostResident<Direction::backward, kVectors, false, kDropout>)
+                                  kMostResident<Direction::backward, kVectors, kDropout>)
     block_row_backward(const __grid_constant__ BackwardArguments arguments) {
   const RowTeam<kVectors, kDropout> team;
   if constexpr (!kDropout) prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kVectors>());

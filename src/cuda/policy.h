@@ -282,8 +282,7 @@ struct Plan {
   int rows;     // in flight a lane
   int threads;        // a block
   int blocks;         // that share a row: a cluster
-  int part_columns;   // of a row, for a block of shared_row, or for a warp of block_row, cluster_row, pair_rows; else 0.
-                      // With dropout a warp holds all that its vectors can
+  int part_columns;   // of a row, for a block of shared_row, or for a warp of block_row, cluster_row, pair_rows; else 0
 
   int rows_per_block() const {  // or cluster
     if (strategy == Strategy::pair_rows) return 2;
@@ -313,6 +312,9 @@ inline Plan choose_shared(const Question& question) {
   return {};
 }
 
+// How many columns a warp may hold together with columns before them (vectors.cuh).
+constexpr int unfolded_columns(int per_vector, int vectors) { return (kWarpLanes * vectors - 1) * per_vector; }
+
 // How many columns a warp holds of a row that several warps share: what its vectors hold, or one vector less where that
 // takes no warp more. Columns before a segment (vectors.cuh) then have a place of their own, and its end is not folded.
 // Measured as above, at 4,097 columns: .79 -> .88 under a boolean mask, .83 -> .88 under a float mask, .79 -> .86 under one
@@ -320,7 +322,7 @@ inline Plan choose_shared(const Question& question) {
 // agree.
 constexpr int segment_columns(int64_t columns, int per_vector, int vectors) {
   const int most = kWarpLanes * vectors * per_vector;
-  const int less = most - per_vector;
+  const int less = unfolded_columns(per_vector, vectors);
   return columns % per_vector != 0 && (columns - 1) / less == (columns - 1) / most ? less : most;
 }
 
@@ -337,7 +339,11 @@ inline Plan choose(const Question& question) {
   }
   const auto exists = [&](Strategy strategy) { return compiled(question.element, strategy, question.dropout); };
   const Plan shared = exists(Strategy::shared_row) ? choose_shared(question) : Plan{};
-  const auto segment = [&](int lane_vectors) { return segment_columns(question.columns, per_vector, lane_vectors); };
+  // With dropout there are no columns before a segment.
+  const auto segment = [&](int lane_vectors) {
+    return question.dropout ? kWarpLanes * lane_vectors * per_vector
+                            : segment_columns(question.columns, per_vector, lane_vectors);
+  };
   const auto block = [&](int lane_vectors, int columns) -> Plan {
     const int64_t threads = ((question.columns - 1) / columns + 1) * kWarpLanes;
     if (threads > block_threads(lane_vectors, question.dropout)) return {};
@@ -346,8 +352,9 @@ inline Plan choose(const Question& question) {
   };
   if (exists(Strategy::block_row)) {
     const Plan own = block(kBlockVectors, segment(kBlockVectors));
-    if (question.columns % per_vector != 0 && !question.dropout && compiled_for_odd_blocks(question.element, question.mask)) {
-      const Plan odd = block(kOddBlockVectors, (kWarpLanes * kOddBlockVectors - 1) * per_vector);
+    if (question.columns % per_vector != 0 && !question.dropout &&
+        compiled_for_odd_blocks(question.element, question.mask)) {
+      const Plan odd = block(kOddBlockVectors, unfolded_columns(per_vector, kOddBlockVectors));
       if (odd.threads > 0 && odd.threads < own.threads) return odd;
     }
     if (own.threads > 0) return own;
@@ -482,6 +489,7 @@ struct Kernel {
 // Every kernel that choose() can lead to, on any architecture.
 inline std::vector<Kernel> all_kernels() {
   std::vector<Kernel> kernels;
+  const auto vectors_of = [](Strategy strategy) { return strategy == Strategy::block_row ? kBlockVectors : 0; };
   for (const Direction direction : {Direction::forward, Direction::backward}) {
     for (const Element element : {Element::float16, Element::bfloat16, Element::float32, Element::float64}) {
       for (const MaskKind mask : {MaskKind::none, MaskKind::boolean, MaskKind::same, MaskKind::float32}) {
@@ -496,8 +504,7 @@ inline std::vector<Kernel> all_kernels() {
           for (const Strategy strategy : kLongStrategies) {
             if (!compiled(element, strategy, false)) continue;
             if (strategy == Strategy::cluster_row && direction == Direction::forward) continue;  // below
-            const int vectors = strategy == Strategy::block_row ? kBlockVectors : 0;
-            kernels.push_back({direction, element, mask, strategy, 0, vectors, 0, whole, false});
+            kernels.push_back({direction, element, mask, strategy, 0, vectors_of(strategy), 0, whole, false});
           }
           if (!whole && compiled_for_odd_blocks(element, mask)) {
             kernels.push_back({direction, element, mask, Strategy::block_row, 0, kOddBlockVectors, 0, whole, false});
@@ -520,8 +527,7 @@ inline std::vector<Kernel> all_kernels() {
         }
         for (const Strategy strategy : kLongStrategies) {
           if (!compiled(element, strategy, true)) continue;
-          const int vectors = strategy == Strategy::block_row ? kBlockVectors : 0;
-          kernels.push_back({direction, element, mask, strategy, 0, vectors, 0, false, true});
+          kernels.push_back({direction, element, mask, strategy, 0, vectors_of(strategy), 0, false, true});
         }
       }
     }

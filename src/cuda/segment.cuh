@@ -39,11 +39,17 @@ __device__ __forceinline__ auto sum_of_vectors(const Term& term) {
 
 SMS_HOST_DEVICE constexpr bool is_power_of_2(int count) { return (count & (count - 1)) == 0; }
 
+// kBehind of vectors that have columns before them, but none that are folded.
+inline constexpr int kNothingBehind = -1;
+
 // The columns before a segment (vectors.cuh): none, if it is not kPreceded. Whether its end may be folded is kMayFold.
 template <Element kElement, bool kPreceded, bool kMayFold = kPreceded>
 struct Ahead {
   static constexpr int kCount = kCountOf<kElement>;
   using Real = Accumulate<kElement>;
+  // Of the first vectors of a segment of kVectors, as RawScores and RawGradients have it.
+  template <int kVectors>
+  static constexpr int kBehind = !kPreceded ? 0 : kMayFold ? kVectors : kNothingBehind;
 
   int columns;
 
@@ -105,7 +111,7 @@ struct Ahead {
     constexpr int kLength = kLanes * kVectors * kCount;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) element[i] = sum_of_vectors<kVectors, kLive>([&](int k) { return term(k, i); });
-    if constexpr (kMayFold && kLive == kVectors && !is_power_of_2(kVectors)) {
+    if constexpr (kOrdersEnd<kVectors, kLive>) {
       const bool any_folds = folds(extent.end, kLength);
       if (!__any_sync(kFullWarp, any_folds)) return;
 #pragma unroll
@@ -121,7 +127,7 @@ struct Ahead {
   __device__ __forceinline__ Real sum_of_terms(const Extent& extent, int lane, const Term& term) const {
     constexpr int kLength = kLanes * kVectors * kCount;
     const auto plain = [&](int i) { return sum_of_vectors<kVectors, kLive>([&](int k) { return term(k, i); }); };
-    if constexpr (kMayFold && kLive == kVectors && !is_power_of_2(kVectors)) {
+    if constexpr (kOrdersEnd<kVectors, kLive>) {
       if (__any_sync(kFullWarp, folds(extent.end, kLength))) {
         return sum<kLanes>(lane, [&](int i) {
           const Real moved = sum_of_vectors<kVectors>([&](int k) { return term((k + 1) % kVectors, i); });
@@ -144,6 +150,11 @@ struct Ahead {
       store_vectors<kLanes, kWhole, kBytes>(segment, value, extent, lane);
     }
   }
+
+ private:
+  // Whether a folded end, in the first vector, is to be summed in another order than what else is there.
+  template <int kVectors, int kLive>
+  static constexpr bool kOrdersEnd = kMayFold && kLive == kVectors && !is_power_of_2(kVectors);
 };
 
 // Loads columns from `length` on of a segment whose end is folded into the first lane's first vector: a lane reads one and
@@ -172,9 +183,6 @@ __device__ __forceinline__ void load_folded(Chunk<kBytes> (&into)[kPieces], cons
   }
 }
 
-// kBehind of vectors that have columns before them, but none that are folded.
-inline constexpr int kNothingBehind = -1;
-
 // Inputs of the forward direction for kVectors vectors of a lane, loaded but not looked at, so that the loads of
 // several vectors and rows are in flight together.
 template <Element kElement, MaskKind kMask, int kLanes, int kVectors, bool kWhole, int kBehind = 0>
@@ -190,9 +198,9 @@ struct RawScores {
   Chunk<16> x[kVectors][1];
   typename Mask::Piece mask[kVectors][Mask::kPieces];
 
-  // Vectors first, first + 1, ... of the segment whose column 0 is at `x_base` and `mask_base`. If kBehind is above 0, the end
-  // of the segment may be folded: elements of vector kBehind then take the place of the first lane's first ones. Vectors
-  // of the segment without a live column come as scores of -inf where they are packed or, but for float64, have a float
+  // Vectors first, first + 1, ... of the segment whose column 0 is at `x_base` and `mask_base`. If kBehind is above 0, the
+  // end of the segment may be folded: elements of vector kBehind then take the place of the first lane's first ones.
+  // Vectors of the segment without a live column come as scores of -inf where they are packed or, but for float64, have a float
   // mask; as anything if not kFills.
   template <Cache kCache>
   __device__ __forceinline__ void load(const ForwardArguments& arguments, const char* x_base, const char* mask_base,
@@ -713,7 +721,7 @@ __device__ __forceinline__ void load_scores(Scores<kElement, kMask, kWarpLanes, 
   in_batches<kVectors, kMost>([&](auto first, auto end) {
     constexpr int kFirst = decltype(first)::value;
     constexpr int kBatch = decltype(end)::value - kFirst;
-    constexpr int kBehind = kPreceded && kFirst == 0 ? kMayFold ? kVectors : kNothingBehind : 0;
+    constexpr int kBehind = kFirst == 0 ? Ahead<kElement, kPreceded, kMayFold>::template kBehind<kVectors> : 0;
     RawScores<kElement, kMask, kWarpLanes, kBatch, kWhole, kBehind> raw;
     raw.template load<kCache>(arguments, x, mask, inner, extent, kFirst, lane);
     keep_loads_together();

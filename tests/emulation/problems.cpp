@@ -362,7 +362,7 @@ void Problem::draw() {
     if (random_.chance(0.5)) band_.begin = random_.between(-queries, shape_.columns);
     if (random_.chance(0.8)) band_.end = random_.between(-queries, shape_.columns);
     const int64_t lengths[] = {shape_.columns, cuda::segment_columns(shape_.columns, per_vector, cuda::kBlockVectors),
-                               (cuda::kWarpLanes * cuda::kOddBlockVectors - 1) * per_vector};
+                               cuda::unfolded_columns(per_vector, cuda::kOddBlockVectors)};
     const int64_t length = random_.one_of(lengths);
     const int64_t query = random_.between(0, queries - 1);
     // As a slice of a square has it: rows that can be paired; some of them end with a warp's segment, or with the first
