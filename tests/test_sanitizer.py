@@ -41,7 +41,7 @@ def lengths(device: str, dtype: torch.dtype, kind: str) -> list[int]:
             if before == after:
                 continue
             if start < 120_000:
-                found |= {start - 1, start, start + 9 | 1}
+                found |= {start - 1, start, -(-start // 8) * 8, start + 9 | 1}
             elif after[0] == "stream_row":
                 found |= {start}
     return sorted(found)

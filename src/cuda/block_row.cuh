@@ -11,13 +11,19 @@
 
 namespace sms::cuda {
 
-template <int kVectors, bool kDropout>
-using RowTeam = BlockTeam<block_threads(kVectors, kDropout) / kWarpLanes>;
+template <int kVectors, int kRows, bool kDropout>
+using RowTeam =
+    BlockTeam<kRows == 1 ? block_threads(kVectors, kDropout) / kWarpLanes : kSharingWarps, kRows>;
+template <int kVectors, int kRows, bool kDropout>
+inline constexpr int kMostThreads =
+    kRows == 1 ? block_threads(kVectors, kDropout) : kRows * kSharingWarps * kWarpLanes;
 // How many of the largest blocks a multiprocessor has registers for: of packed rows that are whole, as many as it has
 // threads for.
-template <Direction kDirection, int kVectors, bool kDropout, bool kWholePacked = false>
+template <Direction kDirection, int kVectors, int kRows, bool kDropout, bool kWholePacked = false>
 inline constexpr int kMostResident =
-    kVectors == kOddBlockVectors ? (kDirection == Direction::forward ? kOddBlocksResident : kOddBackwardBlocksResident)
+    kRows > 1 ? kBlockThreads * kMostResident<kDirection, kVectors, 1, kDropout, kWholePacked> /
+                    kMostThreads<kVectors, kRows, kDropout>
+    : kVectors == kOddBlockVectors ? (kDirection == Direction::forward ? kOddBlocksResident : kOddBackwardBlocksResident)
     : kDropout                   ? 1
     : kWholePacked               ? kPackedBlocksResident
                                  : kBlocksResident;
@@ -36,7 +42,7 @@ struct BlockSegment {
 
   template <typename Arguments, typename Team>
   __device__ __forceinline__ BlockSegment(const Arguments& arguments, const Team& team) {
-    place = arguments.rows.locate(team.row());
+    place = team.place(arguments);
     const int length = kPreceded ? arguments.part_columns : kLength;
     start = team.segment() * length;
     lane = threadIdx.x % kWarpLanes;
@@ -190,12 +196,14 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
   segment.ahead.template store<kWarpLanes, kWhole>(dx, result, segment.extent, segment.lane);
 }
 
-template <Element kElement, MaskKind kMask, int kVectors, bool kWhole, bool kDropout>
+// A block may hold two rows, of which the last one may not exist.
+template <Element kElement, MaskKind kMask, int kVectors, int kRows, bool kWhole, bool kDropout>
 __global__ void
-__launch_bounds__(block_threads(kVectors, kDropout),
-                  kMostResident<Direction::forward, kVectors, kDropout, is_packed(kElement, kMask) && kWhole>)
+__launch_bounds__(kMostThreads<kVectors, kRows, kDropout>,
+                  kMostResident<Direction::forward, kVectors, kRows, kDropout, is_packed(kElement, kMask) && kWhole>)
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
-  const RowTeam<kVectors, kDropout> team;
+  const RowTeam<kVectors, kRows, kDropout> team;
+  if (kRows > 1 && team.row() >= arguments.rows.rows) return;
   if constexpr (!kDropout) {
     prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kVectors>());
     prefetch_mask_for_row<kElement, kMask>(arguments, team);
@@ -203,11 +211,12 @@ __launch_bounds__(block_threads(kVectors, kDropout),
   hold_row_forward<kElement, kMask, kVectors, kWhole, kDropout>(arguments, team);
 }
 
-template <Element kElement, int kVectors, bool kWhole, bool kDropout>
-__global__ void __launch_bounds__(block_threads(kVectors, kDropout),
-                                  kMostResident<Direction::backward, kVectors, kDropout>)
+template <Element kElement, int kVectors, int kRows, bool kWhole, bool kDropout>
+__global__ void __launch_bounds__(kMostThreads<kVectors, kRows, kDropout>,
+                                  kMostResident<Direction::backward, kVectors, kRows, kDropout>)
     block_row_backward(const __grid_constant__ BackwardArguments arguments) {
-  const RowTeam<kVectors, kDropout> team;
+  const RowTeam<kVectors, kRows, kDropout> team;
+  if (kRows > 1 && team.row() >= arguments.rows.rows) return;
   if constexpr (!kDropout) prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kVectors>());
   hold_row_backward<kElement, kVectors, kWhole, kDropout>(arguments, team);
 }
@@ -224,13 +233,13 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
 #endif
 }
 
-template <Element kElement, bool kWhole>
-__global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
+template <Element kElement, int kVectors, bool kWhole>
+__global__ void __launch_bounds__(kBlockThreads, kVectors == kBlockVectors ? kBlocksResident : 1)
     cluster_row_backward(const __grid_constant__ BackwardArguments arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const ClusterTeam<Accumulate<kElement>, 1, false> team;
-  prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kBlockVectors>());
-  hold_row_backward<kElement, kBlockVectors, kWhole, false>(arguments, team);
+  prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kVectors>());
+  hold_row_backward<kElement, kVectors, kWhole, false>(arguments, team);
 #endif
 }
 

@@ -41,10 +41,11 @@ bool is_held_by_blocks(const Plan& plan) {
          plan.strategy == Strategy::pair_rows || plan.strategy == Strategy::shared_row;
 }
 
-// How many blocks, or clusters, later what is brought into the L2 is read.
+// How many blocks of warp_rows, or else rows or pairs, later what is brought into the L2 is read.
 int64_t blocks_ahead(const Plan& plan, int64_t columns, int bytes) {
-  const int64_t threads = plan.strategy == Strategy::shared_row ? columns * bytes / (kBlockVectors * kVectorBytes)
-                                                                : int64_t{plan.threads} * plan.blocks;
+  const int64_t threads = plan.strategy == Strategy::shared_row  ? columns * bytes / (kBlockVectors * kVectorBytes)
+                          : plan.strategy == Strategy::warp_rows ? plan.threads
+                                                                 : plan.lanes;
   return kPrefetchThreads / threads + 1;
 }
 
@@ -146,7 +147,7 @@ cudaError_t launch_piece(const Question& question, const Plan& own, const Forwar
             whole_rows(piece.mask, piece.rows, kSecond, mask_bytes, piece.columns, per_vector);
   }
   const Plan pairs = choose_pairs(question, own, whole, piece.rows.count(), piece.band, last_query(piece.rows));
-  const Plan& plan = pairs.threads > 0 ? pairs : own;
+  const Plan plan = pairs.threads > 0 ? pairs : launched(question, own, whole);
   auto arguments = common_arguments<ForwardArguments>(plan, piece, mask_bytes);
   if (pairs.threads > 0) arguments.by_part_columns = Divisor(static_cast<uint32_t>(pairs.part_columns));
   arguments.x = static_cast<const char*>(piece.x);
@@ -177,8 +178,14 @@ cudaError_t launch_piece(const Question& question, const Plan& own, const Forwar
   return cudaErrorInvalidValue;
 }
 
-cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStream_t stream) {
+cudaError_t launch_piece(const Question& question, const Plan& own, const BackwardProblem& piece, cudaStream_t stream) {
   const int bytes = element_bytes(piece.element);
+  const int64_t per_vector = kVectorBytes / bytes;
+  const bool whole = piece.grad_column_stride == 1 &&
+                     whole_rows(piece.y, piece.rows, kInput, bytes, piece.columns, per_vector) &&
+                     whole_rows(piece.grad, piece.rows, kSecond, bytes, piece.columns, per_vector) &&
+                     whole_rows(piece.dx, piece.rows, kOutput, bytes, piece.columns, per_vector);
+  const Plan plan = launched(question, own, whole);
   auto arguments = common_arguments<BackwardArguments>(plan, piece, bytes);
   arguments.y = static_cast<const char*>(piece.y);
   arguments.grad = static_cast<const char*>(piece.grad);
@@ -188,11 +195,6 @@ cudaError_t launch_piece(const Plan& plan, const BackwardProblem& piece, cudaStr
       make_row_values(piece.rows, static_cast<char*>(piece.dots), kStatistic, statistic_bytes(piece.element));
   arguments.y_span = span_of(piece.y, piece.rows, kInput, bytes, piece.columns, 1);
   arguments.grad_span = span_of(piece.grad, piece.rows, kSecond, bytes, piece.columns, piece.grad_column_stride);
-  const int64_t per_vector = kVectorBytes / bytes;
-  const bool whole = piece.grad_column_stride == 1 &&
-                     whole_rows(piece.y, piece.rows, kInput, bytes, piece.columns, per_vector) &&
-                     whole_rows(piece.grad, piece.rows, kSecond, bytes, piece.columns, per_vector) &&
-                     whole_rows(piece.dx, piece.rows, kOutput, bytes, piece.columns, per_vector);
   arguments.ahead = row_prefetch(plan, piece, !whole, !arguments.grad_expanded);
   return with_element(piece.element, [&](auto element) {
     return piece.dropout.active ? launch_backward_dropout<element>(plan, arguments, stream)
@@ -269,9 +271,11 @@ cudaError_t backward(const BackwardProblem& problem, const Device& device, cudaS
                                  false,
                                  problem.dots != nullptr || problem.dropout.active};
   ordered.rows = walk_order(problem.rows, used, false);
-  const Plan plan = choose({Direction::backward, problem.columns, problem.element, MaskKind::none,
-                            problem.band.active, device.capability, problem.dropout.active});
-  return for_each_launch(ordered, [&](const BackwardProblem& piece) { return launch_piece(plan, piece, stream); });
+  const Question question{Direction::backward, problem.columns,   problem.element,       MaskKind::none,
+                          problem.band.active, device.capability, problem.dropout.active};
+  const Plan plan = choose(question);
+  return for_each_launch(ordered,
+                         [&](const BackwardProblem& piece) { return launch_piece(question, plan, piece, stream); });
 }
 
 bool fits(const MaskGradientProblem& problem) {

@@ -60,9 +60,7 @@ Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, 
       for_each_warp_shape<kElement, kMask, kDropout>(
           std::make_index_sequence<std::size(kWarpShapes)>{}, [&](auto index) {
             constexpr WarpShape shape = kWarpShapes[index];
-            if (plan.lanes == shape.lanes && plan.vectors == shape.vectors && plan.rows == shape.rows) {
-              kernel = warp_rows(index);
-            }
+            if (plan.lanes == shape.lanes && plan.vectors == shape.vectors) kernel = warp_rows(index);
           });
       break;
     case Strategy::block_row: kernel = block_row; break;
@@ -81,17 +79,23 @@ auto forward_kernel(const Plan& plan) {
   using Kernel = void (*)(ForwardArguments);
   const auto warp_rows = [](auto index) -> Kernel {
     constexpr WarpShape shape = kWarpShapes[index];
-    return warp_rows_forward<kElement, kMask, shape.lanes, shape.vectors, shape.rows, kWhole, kDropout>;
+    constexpr int kRows = kWhole ? shape.rows : odd_rows(shape);
+    return warp_rows_forward<kElement, kMask, shape.lanes, shape.vectors, kRows, kWhole, kDropout>;
   };
   Kernel block_row = nullptr;
   Kernel cluster_row = nullptr;
   Kernel pair_rows = nullptr;
   Kernel shared_row = nullptr;
   if constexpr (compiled(kElement, Strategy::block_row, kDropout)) {
-    block_row = block_row_forward<kElement, kMask, kBlockVectors, kWhole, kDropout>;
+    block_row = block_row_forward<kElement, kMask, kBlockVectors, 1, kWhole, kDropout>;
+  }
+  if constexpr (kWhole && !kDropout && compiled_for_sharing(kElement, kMask)) {
+    if (plan.threads > plan.lanes) {
+      block_row = block_row_forward<kElement, kMask, kBlockVectors, kSharingRows, true, false>;
+    }
   }
   if constexpr (!kWhole && !kDropout && compiled_for_odd_blocks(kElement, kMask)) {
-    if (plan.vectors == kOddBlockVectors) block_row = block_row_forward<kElement, kMask, kOddBlockVectors, false, false>;
+    if (plan.vectors == kOddBlockVectors) block_row = block_row_forward<kElement, kMask, kOddBlockVectors, 1, false, false>;
   }
   const auto of_vectors = [&](auto vectors) {
     constexpr int kVectors = decltype(vectors)::value;
@@ -118,19 +122,26 @@ auto backward_kernel(const Plan& plan) {
   using Kernel = void (*)(BackwardArguments);
   const auto warp_rows = [](auto index) -> Kernel {
     constexpr WarpShape shape = kWarpShapes[index];
-    return warp_rows_backward<kElement, shape.lanes, shape.vectors, shape.rows, kWhole, kDropout>;
+    constexpr int kRows = kWhole ? shape.rows : odd_rows(shape);
+    return warp_rows_backward<kElement, shape.lanes, shape.vectors, kRows, kWhole, kDropout>;
   };
   Kernel block_row = nullptr;
   Kernel cluster_row = nullptr;
   Kernel shared_row = nullptr;
   if constexpr (compiled(kElement, Strategy::block_row, kDropout)) {
-    block_row = block_row_backward<kElement, kBlockVectors, kWhole, kDropout>;
+    block_row = block_row_backward<kElement, kBlockVectors, 1, kWhole, kDropout>;
+  }
+  if constexpr (kWhole && !kDropout && compiled_for_sharing(kElement, MaskKind::none)) {
+    if (plan.threads > plan.lanes) block_row = block_row_backward<kElement, kBlockVectors, kSharingRows, true, false>;
   }
   if constexpr (!kWhole && !kDropout && compiled_for_odd_blocks(kElement, MaskKind::none)) {
-    if (plan.vectors == kOddBlockVectors) block_row = block_row_backward<kElement, kOddBlockVectors, false, false>;
+    if (plan.vectors == kOddBlockVectors) block_row = block_row_backward<kElement, kOddBlockVectors, 1, false, false>;
   }
   if constexpr (compiled(kElement, Strategy::cluster_row, kDropout)) {
-    cluster_row = cluster_row_backward<kElement, kWhole>;
+    cluster_row = cluster_row_backward<kElement, kBlockVectors, kWhole>;
+    if constexpr (in_clusters(Direction::backward, kElement, MaskKind::none, 2 * kBlockVectors)) {
+      if (plan.vectors != kBlockVectors) cluster_row = cluster_row_backward<kElement, 2 * kBlockVectors, kWhole>;
+    }
   }
   if constexpr (compiled(kElement, Strategy::shared_row, kDropout)) {
     shared_row = shared_row_backward<kElement, kWhole>;

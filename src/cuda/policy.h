@@ -32,6 +32,8 @@ struct WarpShape {
   int lanes;    // a row; a power of two, at most 32
   int vectors;  // a lane and row, in registers
   int rows;     // in flight a lane: hides the latency of short rows, without effect on the result
+  bool few_masks = false;  // compiled without a mask and for one of the scores' type alone
+  int least = 0;           // serves rows of so many vectors or more, each a whole number of them; 0: any
 };
 
 // In ascending order of capacity. Few lanes with several vectors each: what a row costs beside its elements is paid by
@@ -40,10 +42,13 @@ struct WarpShape {
 // (.55); 4x2 causal .91 (.78) at 64; 8x2 causal .92 (.88, by 4x4) at 128; 32x3 .91 (.86) at 768 under a causal mask; 32x5
 // .74 (.64) at 1,025 under a float mask; 32x6 .97 (.79, by two warps of a block) at 1,032. 8x5 and 16x5 are 32x5 for rows
 // a little longer than 256 and 512. More than kBlockVectors are for 16-bit scores without a float32 mask alone: others
-// take too many registers.
+// take too many registers; float32 ones of 32x6 do not: causal .96 (.83, by two warps of a block) at 520 columns, .95 (.71)
+// under a float mask too. 8x3 and 16x3 are for causal rows that would fill little more than half of the next shape: .87
+// (.78) at 136 columns, .91 (.86) at 328, .78 (.67) and .87 (.76) under a float mask too. 16x2 reads twice as much of a row
+// at once as 8x4: 1.00 (.98) at 256 columns, causal .95 (.94); but .77 (.83) at 200 under a causal float mask.
 inline constexpr WarpShape kWarpShapes[] = {
-    {1, 1, 2},  {2, 1, 4},  {4, 1, 4},  {4, 2, 1},  {8, 2, 1},  {8, 4, 1},  {8, 5, 1},
-    {16, 4, 1}, {16, 5, 1}, {32, 3, 1}, {32, 4, 1}, {32, 5, 1}, {32, 6, 1},
+    {1, 1, 2},  {2, 1, 4},           {4, 1, 4},  {4, 2, 1},  {8, 2, 1},  {8, 3, 1, true}, {16, 2, 1, true, 29}, {8, 4, 1},
+    {8, 5, 1},  {16, 3, 1, true},    {16, 4, 1}, {16, 5, 1}, {32, 3, 1}, {32, 4, 1},      {32, 5, 1},           {32, 6, 1},
 };
 
 inline constexpr int kWarpRowsThreads = 128;
@@ -86,6 +91,12 @@ SMS_HOST_DEVICE constexpr bool is_packed(Element element, MaskKind mask) {
 // Whether a mask is numbers to add.
 SMS_HOST_DEVICE constexpr bool has_addend(MaskKind mask) { return mask == MaskKind::same || mask == MaskKind::float32; }
 
+// Rows of so many warps share a block with another row, if they are causal, whole and of 16 bits: blocks of two warps begin
+// and end too often. Measured as above, at 1,544 columns: causal .83 -> .94, with backward .89 -> .93; but without exclusions
+// 1.00 -> .985 at 2,048 columns, and .90 -> .89 with three warps each.
+inline constexpr int kSharingWarps = 2;
+inline constexpr int kSharingRows = 2;
+
 // Rows that wait for memory, as those do that are computed with more than a multiplication or are not whole, are brought
 // into the L2 for the row that so many threads' blocks come before: a quarter of those that an H200 holds at once. With
 // none, a half and a quarter (H200, float16), .86, .91, .92 of a copy's speed at 32,768 columns under a float mask, .84,
@@ -127,7 +138,7 @@ inline constexpr int64_t kLongRowBytes = 512;
 // .45 (in shared memory) and .88 at 131,072; causal too .89 and .85, .79 and .84, .37 and .78.
 SMS_HOST_DEVICE constexpr bool in_clusters(Direction direction, Element element, MaskKind mask, int vectors) {
   const bool light = direction == Direction::forward && !has_addend(mask);
-  const bool both = direction == Direction::forward && element_bytes(element) == 4 && has_addend(mask);
+  const bool both = element_bytes(element) == 4 && !light;
   return vectors == kBlockVectors ? !light : vectors == 2 * kBlockVectors && (light || both);
 }
 
@@ -196,9 +207,16 @@ inline constexpr int kKeepThreads = 256;
 // Masks multiply forward kernels only. Everything else (band, column stride, number of warps, row dimensions) is
 // decided at run time, uniformly for a warp.
 constexpr bool compiled(Element element, MaskKind mask, const WarpShape& shape) {
-  if (shape.vectors > kBlockVectors) return element_bytes(element) == 2 && mask != MaskKind::float32;
-  return element != Element::float64 || shape.lanes * shape.vectors == 128;
+  if (element == Element::float64) return shape.lanes * shape.vectors == 128;
+  const bool narrow = element_bytes(element) == 2;
+  if (shape.few_masks) return (mask == MaskKind::none || mask == MaskKind::same) && (narrow || shape.lanes > 8);
+  if (shape.vectors > kBlockVectors) return mask != MaskKind::float32 && (narrow || shape.vectors == 6);
+  return true;
 }
+
+// Rows in flight where they are not whole: more code would not be worth it.
+constexpr int odd_rows(const WarpShape& shape) { return std::min(shape.rows, 2); }
+
 // Vectors that every row that such a shape serves has more than: as many as the shape before it holds.
 constexpr int outgrown_vectors(Element element, MaskKind mask, int capacity) {
   int outgrown = 0;
@@ -241,6 +259,11 @@ constexpr bool compiled(Element element, Strategy strategy, bool dropout) {
 // For kOddBlockVectors: not 16-bit scores under a float mask.
 constexpr bool compiled_for_odd_blocks(Element element, MaskKind mask) {
   return element == Element::float32 || is_packed(element, mask);
+}
+
+// Two rows a block.
+constexpr bool compiled_for_sharing(Element element, MaskKind mask) {
+  return element_bytes(element) == 2 && (mask == MaskKind::none || mask == MaskKind::same);
 }
 
 // Rows without a float mask are fast enough in a block, and rare where they are not whole.
@@ -333,7 +356,8 @@ inline Plan choose(const Question& question) {
     const bool exists =
         question.dropout ? compiled_for_dropout(question.element, shape)
                          : compiled(question.element, question.mask, shape);
-    if (exists && vectors <= shape.lanes * shape.vectors) {
+    const bool serves = shape.least == 0 || (vectors >= shape.least && question.columns % per_vector == 0);
+    if (exists && serves && vectors <= shape.lanes * shape.vectors) {
       return {Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, kWarpRowsThreads, 1, 0};
     }
   }
@@ -366,9 +390,11 @@ inline Plan choose(const Question& question) {
     for (const int lane_vectors : {kBlockVectors, 2 * kBlockVectors}) {
       if (!holds(lane_vectors)) continue;
       const int64_t team_warps = (vectors - 1) / (kWarpLanes * lane_vectors) + 1;
-      for (int blocks = 2; blocks <= kClusterBlocks; blocks *= 2) {
+      // Of the two, more vectors in fewer blocks: .90 -> .91 at 32,768 columns, causal under a float mask, .75 -> .86 at 49,152.
+      const bool has_longer = holds(2 * lane_vectors);
+      for (int blocks = 2; blocks <= (has_longer ? kClusterBlocks / 2 : kClusterBlocks); blocks *= 2) {
         const int64_t block_warps = (team_warps - 1) / blocks + 1;
-        const bool most_there_can_be = blocks == kClusterBlocks && !holds(2 * lane_vectors);
+        const bool most_there_can_be = blocks == kClusterBlocks;
         if (block_warps > (most_there_can_be ? kBlockThreads / kWarpLanes : cluster_warps(lane_vectors))) continue;
         const int threads = static_cast<int>(block_warps) * kWarpLanes;
         return {Strategy::cluster_row, threads * blocks, lane_vectors, 1, threads, blocks, segment(lane_vectors)};
@@ -412,6 +438,17 @@ inline Plan choose_pairs(const Question& question, const Plan& own, bool whole, 
   return {};
 }
 
+// A plan as it is launched: how many rows a block holds may depend on more than their bits may.
+inline Plan launched(const Question& question, Plan plan, bool whole) {
+  if (plan.strategy == Strategy::warp_rows && !whole) {
+    plan.rows = odd_rows({plan.lanes, plan.vectors, plan.rows});
+  } else if (plan.strategy == Strategy::block_row && whole && question.band && !question.dropout &&
+             compiled_for_sharing(question.element, question.mask) && plan.lanes == kSharingWarps * kWarpLanes) {
+    plan.threads *= kSharingRows;
+  }
+  return plan;
+}
+
 constexpr const char* name(Strategy strategy) {
   switch (strategy) {
     case Strategy::warp_rows: return "warp_rows";
@@ -440,8 +477,8 @@ struct Kernel {
   MaskKind mask;
   Strategy strategy;
   int lanes;    // template argument of warp_rows, 0 for the others
-  int vectors;  // template argument of warp_rows and block_row, and forward of cluster_row and pair_rows; else 0
-  int rows;     // template argument of warp_rows, 0 for the others
+  int vectors;  // template argument of warp_rows, block_row, cluster_row and pair_rows; else 0
+  int rows;     // template argument of warp_rows and block_row, 0 for the others
   bool whole;    // template argument
   bool dropout;  // template argument of all but cluster_row, pair_rows and shared_row
 
@@ -449,7 +486,8 @@ struct Kernel {
   int threads() const {
     switch (strategy) {
       case Strategy::warp_rows: return kWarpRowsThreads;
-      case Strategy::block_row: return block_threads(vectors, dropout);
+      case Strategy::block_row:
+        return rows > 1 ? kSharingRows * kSharingWarps * kWarpLanes : block_threads(vectors, dropout);
       case Strategy::cluster_row: return kBlockThreads;
       case Strategy::pair_rows: return pair_threads(vectors, whole);
       case Strategy::shared_row: return kSharedThreads;
@@ -477,6 +515,7 @@ struct Kernel {
       arguments += integer(lanes) + integer(vectors) + integer(rows);
     } else if (vectors != 0) {
       arguments += integer(vectors);
+      if (strategy == Strategy::block_row) arguments += integer(rows);
     }
     if (strategy != Strategy::sum_rows) arguments += whole ? "Lb1E" : "Lb0E";
     const bool may_drop = strategy != Strategy::cluster_row && strategy != Strategy::pair_rows &&
@@ -490,6 +529,7 @@ struct Kernel {
 inline std::vector<Kernel> all_kernels() {
   std::vector<Kernel> kernels;
   const auto vectors_of = [](Strategy strategy) { return strategy == Strategy::block_row ? kBlockVectors : 0; };
+  const auto rows_of = [](Strategy strategy) { return strategy == Strategy::block_row ? 1 : 0; };
   for (const Direction direction : {Direction::forward, Direction::backward}) {
     for (const Element element : {Element::float16, Element::bfloat16, Element::float32, Element::float64}) {
       for (const MaskKind mask : {MaskKind::none, MaskKind::boolean, MaskKind::same, MaskKind::float32}) {
@@ -498,23 +538,27 @@ inline std::vector<Kernel> all_kernels() {
           if (whole && !has_whole_kernels(element)) continue;
           for (const WarpShape& shape : kWarpShapes) {
             if (!compiled(element, mask, shape)) continue;
-            kernels.push_back(
-                {direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, whole, false});
+            kernels.push_back({direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors,
+                               whole ? shape.rows : odd_rows(shape), whole, false});
           }
           for (const Strategy strategy : kLongStrategies) {
-            if (!compiled(element, strategy, false)) continue;
-            if (strategy == Strategy::cluster_row && direction == Direction::forward) continue;  // below
-            kernels.push_back({direction, element, mask, strategy, 0, vectors_of(strategy), 0, whole, false});
+            if (!compiled(element, strategy, false) || strategy == Strategy::cluster_row) continue;  // the latter below
+            kernels.push_back(
+                {direction, element, mask, strategy, 0, vectors_of(strategy), rows_of(strategy), whole, false});
           }
           if (!whole && compiled_for_odd_blocks(element, mask)) {
-            kernels.push_back({direction, element, mask, Strategy::block_row, 0, kOddBlockVectors, 0, whole, false});
+            kernels.push_back({direction, element, mask, Strategy::block_row, 0, kOddBlockVectors, 1, whole, false});
+          }
+          if (whole && compiled_for_sharing(element, mask)) {
+            kernels.push_back(
+                {direction, element, mask, Strategy::block_row, 0, kBlockVectors, kSharingRows, whole, false});
           }
           for (const int vectors : {kBlockVectors, 2 * kBlockVectors}) {
-            if (direction != Direction::forward || !in_clusters(direction, element, mask, vectors)) continue;
+            if (!in_clusters(direction, element, mask, vectors)) continue;
             if (compiled(element, Strategy::cluster_row, false)) {
               kernels.push_back({direction, element, mask, Strategy::cluster_row, 0, vectors, 0, whole, false});
             }
-            if (compiled_for_pairs(element, mask, vectors, whole)) {
+            if (direction == Direction::forward && compiled_for_pairs(element, mask, vectors, whole)) {
               kernels.push_back({direction, element, mask, Strategy::pair_rows, 0, vectors, 0, whole, false});
             }
           }
@@ -522,12 +566,12 @@ inline std::vector<Kernel> all_kernels() {
         if (direction == Direction::forward && mask_for_dropout(mask) != mask) continue;
         for (const WarpShape& shape : kWarpShapes) {
           if (!compiled_for_dropout(element, shape)) continue;
-          kernels.push_back(
-              {direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors, shape.rows, false, true});
+          kernels.push_back({direction, element, mask, Strategy::warp_rows, shape.lanes, shape.vectors,
+                             odd_rows(shape), false, true});
         }
         for (const Strategy strategy : kLongStrategies) {
           if (!compiled(element, strategy, true)) continue;
-          kernels.push_back({direction, element, mask, strategy, 0, vectors_of(strategy), 0, false, true});
+          kernels.push_back({direction, element, mask, strategy, 0, vectors_of(strategy), rows_of(strategy), false, true});
         }
       }
     }

@@ -92,7 +92,7 @@ template <Element kElement, typename Arguments, typename Team>
 __device__ __forceinline__ void prefetch_for_row(const Arguments& arguments, const Team& team, int columns) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const uint32_t row = team.row() + arguments.ahead.blocks;
-  if (threadIdx.x != 0 || arguments.ahead.blocks == 0 || row >= arguments.rows.rows) return;
+  if (!team.first_thread_of_block() || arguments.ahead.blocks == 0 || row >= arguments.rows.rows) return;
   const int begin = static_cast<int>(team.block()) * columns;
   prefetch_columns<kElement>(arguments, row, begin, begin + columns);
 #endif

@@ -46,6 +46,16 @@ __device__ __forceinline__ int one_number(int number) {
   return number;
 }
 
+// Waits for the kThreads threads of this half of the block.
+template <int kThreads>
+__device__ __forceinline__ void wait_for_half_of_block(bool is_first) {
+  if (is_first) {
+    asm volatile("bar.sync 0, %0;" ::"n"(kThreads) : "memory");
+  } else {
+    asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+  }
+}
+
 // A word that costs nothing.
 __device__ __forceinline__ uint32_t any_word() {
   uint32_t word;
@@ -210,12 +220,14 @@ struct ByteBarrier {
         : "memory");
   }
 
-  // Until they are there, and visible.
+  // Until they are there, and visible. A thread sleeps meanwhile, for a millisecond at most: without that hint it asks
+  // again and again, in place of warps that could go on (H200, float16 under a float mask: .92 -> .94 of a copy's speed at
+  // 32,768 columns, .90 -> .92 at 65,536).
   __device__ __forceinline__ void wait() {
     uint32_t done;
     do {
       asm volatile(
-          "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n\t"
+          "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0, 1000000;\n\t"
           "selp.u32 %0, 1, 0, p;\n\t}"
           : "=r"(done)
           : "r"(shared_address(&state))

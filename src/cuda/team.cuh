@@ -13,14 +13,24 @@ struct Totals {
   Real normalizer;  // 0 for a dead row, NaN for a NaN row
 };
 
-// The warps of a block, at most kMostWarps, that share a row. They meet once in a kernel.
-template <int kMostWarps>
+// The warps of a block, at most kMostWarps, that share a row, or those of a half of it, kMostWarps then, that share one of
+// kRows rows. They meet once in a kernel.
+template <int kMostWarps, int kRows = 1>
 struct BlockTeam {
   static __device__ __forceinline__ uint32_t block() { return 0; }
-  __device__ __forceinline__ uint32_t row() const { return blockIdx.x; }
-  __device__ __forceinline__ bool first_thread() const { return threadIdx.x == 0; }
-  __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x / kWarpLanes); }
-  __device__ __forceinline__ int segment() const { return warp(); }
+  __device__ __forceinline__ uint32_t row() const { return blockIdx.x * kRows + row_of_block(); }
+  template <typename Arguments>
+  __device__ __forceinline__ RowPlace place(const Arguments& arguments) const {
+    return arguments.rows.locate(row());
+  }
+  // Of the row's threads; of those of them that this block has.
+  __device__ __forceinline__ bool first_thread() const {
+    return (kRows == 1 ? threadIdx.x : threadIdx.x % kMostThreads) == 0;
+  }
+  __device__ __forceinline__ bool first_thread_of_block() const { return first_thread(); }
+  __device__ __forceinline__ int segment() const {
+    return static_cast<int>(threadIdx.x / kWarpLanes - row_of_block() * kMostWarps);
+  }
   static __device__ __forceinline__ constexpr bool holds_segment() { return true; }
   static constexpr bool kHoldsDeadSegments = true;
 
@@ -44,14 +54,24 @@ struct BlockTeam {
   }
 
  private:
+  static constexpr uint32_t kMostThreads = kMostWarps * kWarpLanes;
+
+  static __device__ __forceinline__ uint32_t row_of_block() { return kRows == 1 ? 0 : threadIdx.x / kMostThreads; }
+
   // A lane's part: that of one of the warps, the same as every kMostWarps lanes; `none` where there is no such warp.
   template <typename Part>
   __device__ __forceinline__ Part gathered(const Part& mine, const Part& none) const {
-    __shared__ Part shared[kMostWarps];
-    if (threadIdx.x % kWarpLanes == 0) shared[warp()] = mine;
-    __syncthreads();
+    __shared__ Part shared[kRows * kMostWarps];
+    if (threadIdx.x % kWarpLanes == 0) shared[threadIdx.x / kWarpLanes] = mine;
     const uint32_t other = threadIdx.x % kMostWarps;
-    return other < blockDim.x / kWarpLanes ? shared[other] : none;
+    if constexpr (kRows == 1) {
+      __syncthreads();
+      return other < blockDim.x / kWarpLanes ? shared[other] : none;
+    } else {
+      static_assert(kRows == 2);
+      wait_for_half_of_block<kMostThreads>(row_of_block() == 0);
+      return shared[row_of_block() * kMostWarps + other];
+    }
   }
 
   template <typename Real>
@@ -81,7 +101,12 @@ class ClusterTeam {
   }
 
   __device__ __forceinline__ uint32_t row() const { return cluster_number(); }
+  template <typename Arguments>
+  __device__ __forceinline__ RowPlace place(const Arguments& arguments) const {
+    return arguments.rows.locate(row());
+  }
   __device__ __forceinline__ bool first_thread() const { return block() == 0 && threadIdx.x == 0; }
+  __device__ __forceinline__ bool first_thread_of_block() const { return threadIdx.x == 0; }
   __device__ __forceinline__ int warp() const {
     return static_cast<int>((block() * blockDim.x + threadIdx.x) / kWarpLanes);
   }

@@ -95,6 +95,7 @@ struct Block {
   unsigned threads = 0;
   unsigned left = 0;  // that are not done
   Barrier barrier;
+  Barrier part_barrier[kBarriers];  // of some of the threads
   std::vector<Warp> warps;
   std::vector<std::unique_ptr<Fiber>> fibers;
   std::unique_ptr<Memory> stacks[kMostThreads];
@@ -105,6 +106,7 @@ struct Block {
   void begin(unsigned block_threads, size_t shared_bytes) {
     threads = left = block_threads;
     barrier = {threads, 0, 0};
+    for (Barrier& part : part_barrier) part = {};
     warps.assign(threads / kLanes, {});
     for (Warp& warp : warps) warp.barrier.expected = kLanes;
     // Ends where no access is allowed. What is not written there is NaN.
@@ -313,6 +315,13 @@ bool any_of_warp(bool value) {
 void wait_for_warp() { tell_warp(0, "a barrier of the warp"); }
 
 void wait_for_block() { meet(current->block->barrier, "a barrier of the block"); }
+
+void wait_for_threads(unsigned barrier, unsigned threads) {
+  Barrier& part = current->block->part_barrier[barrier];
+  if (part.arrived == 0) part.expected = threads;
+  if (part.expected != threads) fail("threads that expect other numbers of them at a barrier");
+  meet(part, "a barrier of a part of the block");
+}
 
 char* launched_memory() { return current->block->memory; }
 

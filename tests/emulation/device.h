@@ -34,6 +34,7 @@ void launch(const dim3& grid, unsigned threads, size_t shared_bytes, unsigned cl
             const std::function<void()>& body);
 
 inline constexpr unsigned kMostThreads = 1024;               // of a block
+inline constexpr unsigned kBarriers = 16;                    // of a block
 inline constexpr unsigned kMostBlocks = 8;                   // of a cluster
 inline constexpr size_t kMostSharedBytes = size_t{227} << 10;  // of a block
 
@@ -44,6 +45,7 @@ uint64_t exchange(uint64_t value, int source);
 bool any_of_warp(bool value);
 void wait_for_warp();
 void wait_for_block();
+void wait_for_threads(unsigned barrier, unsigned threads);  // of the block, at one of its kBarriers
 
 char* launched_memory();
 

@@ -24,6 +24,11 @@ inline const char* one_address(const char* address) { return address; }
 
 inline int one_number(int number) { return number; }
 
+template <int kThreads>
+void wait_for_half_of_block(bool is_first) {
+  emulation::wait_for_threads(is_first ? 0 : 1, kThreads);
+}
+
 inline uint32_t any_word() { return 0xffffffffu; }
 
 template <int kNumber>
