@@ -391,7 +391,8 @@ inline Plan choose(const Question& question) {
       if (!holds(lane_vectors)) continue;
       const int64_t team_warps = (vectors - 1) / (kWarpLanes * lane_vectors) + 1;
       // Of the two, more vectors in fewer blocks: .90 -> .91 at 32,768 columns, causal under a float mask, .75 -> .86 at 49,152.
-      const bool has_longer = holds(2 * lane_vectors);
+      // But backward, causal .92 -> .88 at 65,536, and as fast where all is live.
+      const bool has_longer = question.direction == Direction::forward && holds(2 * lane_vectors);
       for (int blocks = 2; blocks <= (has_longer ? kClusterBlocks / 2 : kClusterBlocks); blocks *= 2) {
         const int64_t block_warps = (team_warps - 1) / blocks + 1;
         const bool most_there_can_be = blocks == kClusterBlocks;
@@ -440,7 +441,7 @@ inline Plan choose_pairs(const Question& question, const Plan& own, bool whole, 
 
 // A plan as it is launched: how many rows a block holds may depend on more than their bits may.
 inline Plan launched(const Question& question, Plan plan, bool whole) {
-  if (plan.strategy == Strategy::warp_rows && !whole) {
+  if (plan.strategy == Strategy::warp_rows && (!whole || question.dropout)) {
     plan.rows = odd_rows({plan.lanes, plan.vectors, plan.rows});
   } else if (plan.strategy == Strategy::block_row && whole && question.band && !question.dropout &&
              compiled_for_sharing(question.element, question.mask) && plan.lanes == kSharingWarps * kWarpLanes) {
