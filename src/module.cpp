@@ -106,6 +106,7 @@ PYBIND11_MODULE(_C, module) {
              py::arg("band") = false, py::arg("capability") = 90, py::arg("dropout") = false,
              "The CUDA plan for rows of `columns` cells: direction 'forward' or 'backward'; dtype 'float16', "
              "'bfloat16', 'float32' or 'float64'; mask 'none', 'bool', 'same' or 'float32'; band: exclusions by "
-             "position; capability 10 * major + minor; dropout: with dropout. Raises ValueError for other values.");
+             "position; capability 10 * major + minor; dropout: with dropout. How many rows a block holds may change "
+             "where they are not whole vectors, or causal. Raises ValueError for other values.");
   module.def("all_kernels", &sms::all_kernels, "Every CUDA kernel that a plan can lead to, with its symbol's prefix.");
 }

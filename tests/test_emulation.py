@@ -123,6 +123,8 @@ def kernels_of(dtype: torch.dtype) -> set[str]:
     if dtype != torch.float64:
         kernels |= {"forward, pair_rows", "forward, pair_rows in clusters"}
         kernels |= {"forward, block_row of odd length", "backward, block_row of odd length"}
+    if dtype in (torch.float16, torch.bfloat16):
+        kernels |= {"forward, block_row with two rows", "backward, block_row with two rows"}
     for direction in ("forward", "backward"):
         without = ["warp_rows", "block_row", "shared_row", "stream_row", clusters]
         kernels |= {f"{direction}, {name}" for name in without}

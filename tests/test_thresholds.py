@@ -38,7 +38,7 @@ def switches(direction: str, dtype: str, mask: str, band: bool, capability: int,
         search(middle, high)
 
     # A plan may come back after another one, so compare at small steps.
-    grid = [*range(1, 129), *range(136, 4097, 8), *range(4160, 2**15, 64), *range(2**15, LONGEST + 1, 1024)]
+    grid = [*range(1, 265), *range(272, 4097, 8), *range(4160, 2**15, 64), *range(2**15, LONGEST + 1, 1024)]
     for low, high in itertools.pairwise(grid):
         search(low, high)
     return found

@@ -48,7 +48,7 @@ struct Span {
 
 // How far ahead rows are brought into the L2.
 struct RowPrefetch {
-  uint32_t blocks;  // or clusters; 0: not at all
+  uint32_t blocks;  // of warp_rows; of the others rows or pairs; 0: not at all
   uint32_t rows;    // at once: 1, or all of a block where they lie one behind the other
 };
 

@@ -77,9 +77,10 @@ Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, 
 template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
 auto forward_kernel(const Plan& plan) {
   using Kernel = void (*)(ForwardArguments);
-  const auto warp_rows = [](auto index) -> Kernel {
+  const auto warp_rows = [&](auto index) -> Kernel {
     constexpr WarpShape shape = kWarpShapes[index];
     constexpr int kRows = kWhole ? shape.rows : odd_rows(shape);
+    if (plan.rows != kRows) return nullptr;  // a plan that is not as launched()
     return warp_rows_forward<kElement, kMask, shape.lanes, shape.vectors, kRows, kWhole, kDropout>;
   };
   Kernel block_row = nullptr;
@@ -120,9 +121,10 @@ auto forward_kernel(const Plan& plan) {
 template <Element kElement, bool kWhole, bool kDropout>
 auto backward_kernel(const Plan& plan) {
   using Kernel = void (*)(BackwardArguments);
-  const auto warp_rows = [](auto index) -> Kernel {
+  const auto warp_rows = [&](auto index) -> Kernel {
     constexpr WarpShape shape = kWarpShapes[index];
     constexpr int kRows = kWhole ? shape.rows : odd_rows(shape);
+    if (plan.rows != kRows) return nullptr;
     return warp_rows_backward<kElement, shape.lanes, shape.vectors, kRows, kWhole, kDropout>;
   };
   Kernel block_row = nullptr;

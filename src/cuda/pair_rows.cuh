@@ -225,10 +225,12 @@ __device__ __forceinline__ void write_outside(const ForwardArguments& arguments,
   using Real = Accumulate<kElement>;
   const int columns = static_cast<int>(arguments.columns);
   team.for_each_row([&](bool second, uint32_t row, const LiveSegments& live) {
-    Real nothing = team.is_nan(second) ? -kNegativeInfinity<Real> - -kNegativeInfinity<Real> : Real{0};
+    Real nothing = 0;
     if (arguments.sink.given) {
       const Totals<Real> totals = team.totals_of(second, exponent);
-      nothing = multiply(Real{0}, normalizer_of<kElement>(arguments, row, totals, exponent, team.thread() == 0));
+      nothing = multiply(nothing, normalizer_of<kElement>(arguments, row, totals, exponent, team.thread() == 0));
+    } else if (team.is_nan(second)) {
+      nothing = __uint_as_float(0x7fffffffu);  // the NaN of a device's arithmetic, which the other cells are
     }
     Real value[kCountOf<kElement>];
 #pragma unroll

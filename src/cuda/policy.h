@@ -222,7 +222,7 @@ constexpr int outgrown_vectors(Element element, MaskKind mask, int capacity) {
   int outgrown = 0;
   for (const WarpShape& shape : kWarpShapes) {
     const int vectors = shape.lanes * shape.vectors;
-    if (vectors < capacity && compiled(element, mask, shape)) outgrown = std::max(outgrown, vectors);
+    if (vectors < capacity && shape.least == 0 && compiled(element, mask, shape)) outgrown = std::max(outgrown, vectors);
   }
   return outgrown;
 }
@@ -441,9 +441,10 @@ inline Plan choose_pairs(const Question& question, const Plan& own, bool whole, 
 
 // A plan as it is launched: how many rows a block holds may depend on more than their bits may.
 inline Plan launched(const Question& question, Plan plan, bool whole) {
-  if (plan.strategy == Strategy::warp_rows && (!whole || question.dropout)) {
+  whole = whole && has_whole_kernels(question.element) && !question.dropout;
+  if (plan.strategy == Strategy::warp_rows && !whole) {
     plan.rows = odd_rows({plan.lanes, plan.vectors, plan.rows});
-  } else if (plan.strategy == Strategy::block_row && whole && question.band && !question.dropout &&
+  } else if (plan.strategy == Strategy::block_row && whole && question.band &&
              compiled_for_sharing(question.element, question.mask) && plan.lanes == kSharingWarps * kWarpLanes) {
     plan.threads *= kSharingRows;
   }
@@ -526,7 +527,7 @@ struct Kernel {
   }
 };
 
-// Every kernel that choose() can lead to, on any architecture.
+// Every kernel that choose(), choose_pairs() and launched() can lead to, on any architecture.
 inline std::vector<Kernel> all_kernels() {
   std::vector<Kernel> kernels;
   const auto vectors_of = [](Strategy strategy) { return strategy == Strategy::block_row ? kBlockVectors : 0; };

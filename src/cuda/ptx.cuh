@@ -46,7 +46,7 @@ __device__ __forceinline__ int one_number(int number) {
   return number;
 }
 
-// Waits for the kThreads threads of this half of the block.
+// Waits for the kThreads threads of this half of the block. A barrier's number in a register would take all 16 of a block.
 template <int kThreads>
 __device__ __forceinline__ void wait_for_half_of_block(bool is_first) {
   if (is_first) {

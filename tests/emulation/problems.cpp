@@ -278,13 +278,15 @@ class Problem {
   cuda::Plan name_kernel(Direction direction, MaskKind mask) {
     const cuda::Question question{direction, shape_.columns, element_, mask, band_.active, device_.capability, dropout_.active};
     const cuda::Plan own = cuda::choose(question);
-    cuda::Plan plan = own;
+    const bool whole = shape_.columns % (cuda::kVectorBytes / element_bytes(element_)) == 0;
+    cuda::Plan plan = cuda::launched(question, own, whole);
     if (direction == Direction::forward) {
-      const cuda::Plan pairs = cuda::choose_pairs(question, plan, true, shape_.rows(), band_, shape_.size[2] - 1);
+      const cuda::Plan pairs = cuda::choose_pairs(question, own, true, shape_.rows(), band_, shape_.size[2] - 1);
       if (pairs.threads > 0) plan = pairs;
     }
     kernel += std::string(", ") + cuda::name(plan.strategy) + (plan.blocks > 1 ? " in clusters" : "");
     if (plan.strategy == cuda::Strategy::block_row && plan.vectors == cuda::kOddBlockVectors) kernel += " of odd length";
+    if (plan.strategy == cuda::Strategy::block_row && plan.threads > plan.lanes) kernel += " with two rows";
     return own;
   }
 
