@@ -342,9 +342,11 @@ void Problem::draw() {
     const int64_t vectors = random_.chance(0.5) ? random_.between(2000, 5000) : random_.between(500, most);
     shape_.columns = vectors * per_vector + random_.between(-per_vector, per_vector);
   } else if (random_.chance(0.65)) {
-    const int vectors[] = {1, 2, 4, 8, 16, 32, 40, 64, 80, 96, 128, 160, 192, 256, 512};  // that kernels hold
+    // That kernels hold; 224 for two rows a block.
+    const int vectors[] = {1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 224, 256, 512};
     const int64_t more = random_.chance(0.5) ? per_vector + 1 : 0;
-    shape_.columns = random_.one_of(vectors) * per_vector + random_.between(-per_vector - 1, more);
+    shape_.columns = random_.one_of(vectors) * per_vector;
+    if (random_.chance(0.8)) shape_.columns += random_.between(-per_vector - 1, more);
   } else {
     shape_.columns = random_.between(1, 100 * per_vector);
   }
