@@ -12,21 +12,14 @@
 namespace sms::cuda {
 
 template <int kVectors, int kRows, bool kDropout>
-using RowTeam =
-    BlockTeam<kRows == 1 ? block_threads(kVectors, kDropout) / kWarpLanes : kSharingWarps, kRows>;
-template <int kVectors, int kRows, bool kDropout>
-inline constexpr int kMostThreads =
-    kRows == 1 ? block_threads(kVectors, kDropout) : kRows * kSharingWarps * kWarpLanes;
+using RowTeam = BlockTeam<block_threads(kVectors, kRows, kDropout) / kWarpLanes / kRows, kRows>;
 // How many of the largest blocks a multiprocessor has registers for: of packed rows that are whole, as many as it has
 // threads for.
 template <Direction kDirection, int kVectors, int kRows, bool kDropout, bool kWholePacked = false>
 inline constexpr int kMostResident =
-    kRows > 1 ? kBlockThreads * kMostResident<kDirection, kVectors, 1, kDropout, kWholePacked> /
-                    kMostThreads<kVectors, kRows, kDropout>
-    : kVectors == kOddBlockVectors ? (kDirection == Direction::forward ? kOddBlocksResident : kOddBackwardBlocksResident)
-    : kDropout                   ? 1
-    : kWholePacked               ? kPackedBlocksResident
-                                 : kBlocksResident;
+    kVectors == kOddBlockVectors
+        ? (kDirection == Direction::forward ? kOddBlocksResident : kOddBackwardBlocksResident)
+        : (kWholePacked ? kPackedBlocksResident : kBlocksResident) * kBlockThreads / block_threads(kVectors, kRows, kDropout);
 
 // A warp's segment of its team's row; without columns, if it holds none.
 template <Element kElement, int kVectors, bool kPreceded>
@@ -199,7 +192,7 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
 // A block may hold two rows, of which the last one may not exist.
 template <Element kElement, MaskKind kMask, int kVectors, int kRows, bool kWhole, bool kDropout>
 __global__ void
-__launch_bounds__(kMostThreads<kVectors, kRows, kDropout>,
+__launch_bounds__(block_threads(kVectors, kRows, kDropout),
                   kMostResident<Direction::forward, kVectors, kRows, kDropout, is_packed(kElement, kMask) && kWhole>)
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
   const RowTeam<kVectors, kRows, kDropout> team;
@@ -212,7 +205,7 @@ __launch_bounds__(kMostThreads<kVectors, kRows, kDropout>,
 }
 
 template <Element kElement, int kVectors, int kRows, bool kWhole, bool kDropout>
-__global__ void __launch_bounds__(kMostThreads<kVectors, kRows, kDropout>,
+__global__ void __launch_bounds__(block_threads(kVectors, kRows, kDropout),
                                   kMostResident<Direction::backward, kVectors, kRows, kDropout>)
     block_row_backward(const __grid_constant__ BackwardArguments arguments) {
   const RowTeam<kVectors, kRows, kDropout> team;

@@ -76,7 +76,15 @@ inline constexpr int kPackedBlocksResident = 3;
 #endif
 inline constexpr int kDropoutBlockThreads = kBlockThreads * kBlocksResident;  // at most, with dropout
 
-SMS_HOST_DEVICE constexpr int block_threads(int vectors, bool dropout) {
+// Rows of so many warps share a block with another row, if they are causal, whole and of 16 bits: blocks of two warps begin
+// and end too often. Measured as above, at 1,544 columns: causal .83 -> .94, with backward .89 -> .93; but without exclusions
+// 1.00 -> .985 at 2,048 columns, and .90 -> .89 with three warps each.
+inline constexpr int kSharingWarps = 2;
+inline constexpr int kSharingRows = 2;
+
+// Of a block, at most, given the rows that it holds.
+SMS_HOST_DEVICE constexpr int block_threads(int vectors, int rows, bool dropout) {
+  if (rows > 1) return rows * kSharingWarps * kWarpLanes;
   return vectors == kOddBlockVectors ? kOddBlockThreads : dropout ? kDropoutBlockThreads : kBlockThreads;
 }
 
@@ -90,12 +98,6 @@ SMS_HOST_DEVICE constexpr bool is_packed(Element element, MaskKind mask) {
 
 // Whether a mask is numbers to add.
 SMS_HOST_DEVICE constexpr bool has_addend(MaskKind mask) { return mask == MaskKind::same || mask == MaskKind::float32; }
-
-// Rows of so many warps share a block with another row, if they are causal, whole and of 16 bits: blocks of two warps begin
-// and end too often. Measured as above, at 1,544 columns: causal .83 -> .94, with backward .89 -> .93; but without exclusions
-// 1.00 -> .985 at 2,048 columns, and .90 -> .89 with three warps each.
-inline constexpr int kSharingWarps = 2;
-inline constexpr int kSharingRows = 2;
 
 // Rows that wait for memory, as those do that are computed with more than a multiplication or are not whole, are brought
 // into the L2 for the row that so many threads' blocks come before: a quarter of those that an H200 holds at once. With
@@ -370,7 +372,7 @@ inline Plan choose(const Question& question) {
   };
   const auto block = [&](int lane_vectors, int columns) -> Plan {
     const int64_t threads = ((question.columns - 1) / columns + 1) * kWarpLanes;
-    if (threads > block_threads(lane_vectors, question.dropout)) return {};
+    if (threads > block_threads(lane_vectors, 1, question.dropout)) return {};
     const int lanes = static_cast<int>(threads);
     return {Strategy::block_row, lanes, lane_vectors, 1, lanes, 1, columns};
   };
@@ -488,8 +490,7 @@ struct Kernel {
   int threads() const {
     switch (strategy) {
       case Strategy::warp_rows: return kWarpRowsThreads;
-      case Strategy::block_row:
-        return rows > 1 ? kSharingRows * kSharingWarps * kWarpLanes : block_threads(vectors, dropout);
+      case Strategy::block_row: return block_threads(vectors, rows, dropout);
       case Strategy::cluster_row: return kBlockThreads;
       case Strategy::pair_rows: return pair_threads(vectors, whole);
       case Strategy::shared_row: return kSharedThreads;

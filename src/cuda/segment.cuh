@@ -743,24 +743,24 @@ __device__ __forceinline__ void load_scores(Scores<kElement, kMask, kWarpLanes, 
       for (int k = 0; k < kBatch; ++k) raw.x[k][0] = all.x[kFirst + k][0];
       scores.take(raw, arguments, extent, kFirst, lane);
     });
-    return;
+  } else {
+    const int live = live_vectors<kWarpLanes, kCountOf<kElement>>(extent);
+    in_batches<kVectors, kMost>([&](auto first, auto end) {
+      constexpr int kFirst = decltype(first)::value;
+      constexpr int kBatch = decltype(end)::value - kFirst;
+      constexpr int kBehind = kFirst == 0 ? Ahead<kElement, kPreceded, kMayFold>::template kBehind<kVectors> : 0;
+      RawScores<kElement, kMask, kWarpLanes, kBatch, kWhole, kBehind> raw;
+      raw.template load<kCache>(arguments, x, mask, inner, extent, kFirst, lane);
+      keep_loads_together();
+      if constexpr (kPreceded) {
+        with_largest<0, kBatch>(live - kFirst, [&](auto count) {
+          scores.template take_live<kFirst, decltype(count)::value>(raw, arguments, extent, lane);
+        });
+      } else {
+        scores.take(raw, arguments, extent, kFirst, lane);
+      }
+    });
   }
-  const int live = live_vectors<kWarpLanes, kCountOf<kElement>>(extent);
-  in_batches<kVectors, kMost>([&](auto first, auto end) {
-    constexpr int kFirst = decltype(first)::value;
-    constexpr int kBatch = decltype(end)::value - kFirst;
-    constexpr int kBehind = kFirst == 0 ? Ahead<kElement, kPreceded, kMayFold>::template kBehind<kVectors> : 0;
-    RawScores<kElement, kMask, kWarpLanes, kBatch, kWhole, kBehind> raw;
-    raw.template load<kCache>(arguments, x, mask, inner, extent, kFirst, lane);
-    keep_loads_together();
-    if constexpr (kPreceded) {
-      with_largest<0, kBatch>(live - kFirst, [&](auto count) {
-        scores.template take_live<kFirst, decltype(count)::value>(raw, arguments, extent, lane);
-      });
-    } else {
-      scores.take(raw, arguments, extent, kFirst, lane);
-    }
-  });
 }
 
 // Probabilities and their gradients, as loaded.
