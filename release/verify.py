@@ -29,8 +29,8 @@ PACKAGE = wheel_file.NAME
 LIBRARY = f"{PACKAGE}/lib{PACKAGE}.so"
 MODULE = f"{PACKAGE}/_C.*.so"
 
-# Of a multiprocessor, on every architecture; a warp takes them by 8 a thread.
-_REGISTERS = 65536
+# Of a quarter of a multiprocessor, on every architecture. A warp takes all its own from one quarter, by 8 a thread.
+_QUARTER_REGISTERS = 16384
 # So few warps still keep memory busy, and so few bytes a thread stay in the nearest cache.
 _LEAST_WARPS, _MOST_STACK = 16, 128
 
@@ -305,7 +305,7 @@ def check_resources(found: Iterable[fatbin.Resources], wanted: dict[str, int]) -
         takes = f"{kernel.kernel} for {kernel.arch} takes {usage}"
         _require(kernel.stack <= _MOST_STACK, f"{takes} a thread, and is to take {_MOST_STACK} bytes at most")
         block = (threads or 0) // 32
-        warps = _REGISTERS // (math.ceil(kernel.registers / 8) * 8 * 32) // block * block
+        warps = _QUARTER_REGISTERS // (math.ceil(kernel.registers / 8) * 8 * 32) * 4 // block * block
         _require(
             warps >= _LEAST_WARPS,
             f"{takes} a thread: a multiprocessor has registers for {warps} warps of it, and is to have them for "

@@ -227,7 +227,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocksResident)
 }
 
 template <Element kElement, int kVectors, bool kWhole>
-__global__ void __launch_bounds__(kBlockThreads, kVectors == kBlockVectors ? kBlocksResident : 1)
+__global__ void __launch_bounds__(kVectors == kBlockVectors ? kBlockThreads : kWideBackwardThreads,
+                                  kVectors == kBlockVectors ? kBlocksResident : 1)
     cluster_row_backward(const __grid_constant__ BackwardArguments arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const ClusterTeam<Accumulate<kElement>, 1, false> team;

@@ -246,7 +246,8 @@ __device__ __forceinline__ void write_outside(const ForwardArguments& arguments,
 }
 
 template <Element kElement, MaskKind kMask, int kVectors, bool kWhole>
-__global__ void __launch_bounds__(pair_threads(kVectors, kWhole), pairs_resident(kVectors))
+__global__ void
+__launch_bounds__(pair_threads(kElement, kMask, kVectors, kWhole), pairs_resident(kElement, kMask, kVectors))
     pair_rows_forward(const __grid_constant__ ForwardArguments arguments) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   if constexpr (kVectors != kBlockVectors) return;  // such rows take a cluster

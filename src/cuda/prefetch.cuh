@@ -92,7 +92,7 @@ template <Element kElement, typename Arguments, typename Team>
 __device__ __forceinline__ void prefetch_for_row(const Arguments& arguments, const Team& team, int columns) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const uint32_t row = team.row() + arguments.ahead.blocks;
-  if (!team.first_thread_of_block() || arguments.ahead.blocks == 0 || row >= arguments.rows.rows) return;
+  if (!team.asks_for_block() || arguments.ahead.blocks == 0 || row >= arguments.rows.rows) return;
   const int begin = static_cast<int>(team.block()) * columns;
   prefetch_columns<kElement>(arguments, row, begin, begin + columns);
 #endif
@@ -102,7 +102,7 @@ template <Element kElement, MaskKind kMask, typename Team>
 __device__ __forceinline__ void prefetch_mask_for_row(const ForwardArguments& arguments, const Team& team) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   if constexpr (has_addend(kMask)) {
-    if (!team.first_thread()) return;
+    if (!team.asks_for_row()) return;
     prefetch_later_mask(arguments.mask_prefetch, team.row(), arguments.rows.rows,
                         [&](uint32_t row) { prefetch_mask<kElement, kMask>(arguments, row); });
   }
@@ -113,7 +113,7 @@ __device__ __forceinline__ void prefetch_mask_for_row(const ForwardArguments& ar
 template <Element kElement, MaskKind kMask, typename Team>
 __device__ __forceinline__ void prefetch_for_pair(const ForwardArguments& arguments, const Team& team) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  if (team.thread() != 0) return;
+  if (team.thread() != team.threads() - kWarpLanes) return;
   const uint32_t rows = arguments.rows.rows;
   const auto of_both = [&](uint32_t pair, const auto& prefetch) {
     prefetch(pair);

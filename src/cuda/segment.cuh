@@ -81,23 +81,31 @@ struct Ahead {
   // before: elements of what would be a lane's vectors without them are summed in their order, by the lane that has the
   // first of them and then by the next. That one keeps the sum: group_sum() adds those of lanes half a group apart
   // first, so that a turn of the group changes no bits. Every lane of the warp calls it.
-  template <int kLanes, typename Sum>
+  // kByBits: fewer instructions and more registers, as bits become predicates all at once.
+  template <int kLanes, bool kByBits = false, typename Sum>
   __device__ __forceinline__ Real sum(int lane, const Sum& sum_of_element) const {
     Real sum = 0;
     if constexpr (!kPreceded) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sum = add(sum, sum_of_element(i));
     } else {
+      const uint32_t bits = kByBits ? ~0u << columns : 0;
+      // Not ~bits, which would be taken for the same bits, one at a time.
+      const uint32_t bits_before = kByBits ? static_cast<uint32_t>(one_number(1 << columns)) - 1 : 0;
+      const auto is_behind = [&](int i) {
+        return kByBits ? i == kCount - 1 || (bits >> i & 1) != 0 : i >= columns;
+      };
+      const auto is_before = [&](int i) { return kByBits ? (bits_before >> i & 1) != 0 : i < columns; };
       Real element[kCount];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         element[i] = sum_of_element(i);
-        if (i >= columns) sum = add(sum, element[i]);
+        if (is_behind(i)) sum = add(sum, element[i]);
       }
       sum = __shfl_sync(kFullWarp, sum, lane + kLanes - 1, kLanes);
 #pragma unroll
       for (int i = 0; i + 1 < kCount; ++i) {
-        if (i < columns) sum = add(sum, element[i]);
+        if (is_before(i)) sum = add(sum, element[i]);
       }
     }
     return sum;
@@ -194,6 +202,7 @@ struct RawScores {
 
   static constexpr bool kIsPacked = is_packed(kElement, kMask);
   static constexpr bool kFills = kWhole || kBehind == 0;  // else Scores::take_live() excludes what is not live
+  static constexpr bool kApart = kBehind > 0 && is_apart(kElement, kMask, kLanes, kVectors);
 
   Chunk<16> x[kVectors][1];
   typename Mask::Piece mask[kVectors][Mask::kPieces];
@@ -225,8 +234,8 @@ struct RawScores {
   __device__ __forceinline__ void load_x(const ForwardArguments& arguments, const char* x_base, const Inner& inner,
                                          const Extent& extent, int first, int lane) {
     const uint32_t dead_x = kIsPacked ? kNegativeInfinityPair<kElement> ^ arguments.packed.flip : 0;
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kFills>(x, x_base, arguments.x_span, inner.input, extent, first,
-                                                                 lane, dead_x);
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kFills, kApart>(x, x_base, arguments.x_span, inner.input, extent,
+                                                                         first, lane, dead_x);
   }
 
   __device__ __forceinline__ void load_mask(const ForwardArguments& arguments, const char* mask_base, const Inner& inner,
@@ -234,11 +243,11 @@ struct RawScores {
     if constexpr (kMask != MaskKind::none) {
       const uint32_t dead_mask = has_addend(kMask) && kBytes != 8 ? kExcludedAddend : 0;
       if (kWhole || arguments.mask_column_stride == kMaskBytes) {
-        load_vectors<kLanes, Cache::keep, kWhole, kMaskBytes, kCount, kFills>(
+        load_vectors<kLanes, Cache::keep, kWhole, kMaskBytes, kCount, kFills, kApart>(
             mask, mask_base, arguments.mask_span, inner.second, extent, first, lane, dead_mask);
       } else {
-        load_strided<kLanes, kMaskBytes, kCount>(mask, mask_base, arguments.mask_column_stride, extent, first, lane,
-                                                 dead_mask);
+        load_strided<kLanes, kMaskBytes, kCount, kApart>(mask, mask_base, arguments.mask_column_stride, extent, first,
+                                                         lane, dead_mask);
       }
     }
   }
@@ -501,8 +510,19 @@ struct Scores {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) value[k][i] = 0;
     }
-    const Shift<Real> warp_shift = shift_of_warp(shift);
-    // Such rows wait for arithmetic: where they are not far, one test serves all.
+    Shift<Real> warp_shift = shift_of_warp(shift);
+    // Such rows wait for arithmetic and instructions: one test serves all vectors, and far rows are shifted before what they
+    // have in common with others.
+    if constexpr (kBytesOf<kElement> == 2 && !kIsPacked) {
+      if (warp_shift.far) {
+#pragma unroll
+        for (int k = 0; k < kLive; ++k) {
+#pragma unroll
+          for (int i = 0; i < kCount; ++i) value[k][i] = add(value[k][i], -warp_shift.score);
+        }
+      }
+      warp_shift.far = false;
+    }
     if (kBytesOf<kElement> == 2 && !warp_shift.far) {
 #pragma unroll
       for (int k = 0; k < kLive; ++k) exponentiate_vector(k, {0, warp_shift.exponent, false}, exponent);
@@ -769,6 +789,7 @@ struct RawGradients {
   static constexpr int kCount = kCountOf<kElement>;
   static constexpr int kBytes = kBytesOf<kElement>;
   using Real = Accumulate<kElement>;
+  static constexpr bool kApart = kBehind > 0 && is_apart(kElement, MaskKind::none, kLanes, kVectors);
 
   Chunk<16> y[kVectors][1];
   Chunk<16> grad[kVectors][1];
@@ -777,13 +798,13 @@ struct RawGradients {
   template <Cache kCache, typename Arguments>
   __device__ __forceinline__ void load(const Arguments& arguments, const char* y_base, const char* grad_base,
                                        const Inner& inner, const Extent& extent, int first, int lane) {
-    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, true>(y, y_base, arguments.y_span, inner.input, extent, first,
-                                                               lane, 0);
+    load_vectors<kLanes, kCache, kWhole, kBytes, kCount, true, kApart>(y, y_base, arguments.y_span, inner.input, extent,
+                                                                       first, lane, 0);
     if (!kWhole && arguments.grad_expanded) {
-      load_strided<kLanes, kBytes, kCount>(grad, grad_base, 0, extent, first, lane, 0);
+      load_strided<kLanes, kBytes, kCount, kApart>(grad, grad_base, 0, extent, first, lane, 0);
     } else {
       // Gradients of 16 bits where the probability is 0 are dropped by settle().
-      load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kWhole || kBytes != 2>(
+      load_vectors<kLanes, kCache, kWhole, kBytes, kCount, kWhole || kBytes != 2, kApart>(
           grad, grad_base, arguments.grad_span, inner.second, extent, first, lane, 0);
     }
     if constexpr (kBehind > 0) {
@@ -839,6 +860,20 @@ struct RawGradients {
           grad[k][0].word[w] ^= blockIdx.y;
         }
       }
+    }
+  }
+
+  // The results of vectors from kFirst on, given how many of the lane's are live. Every lane of the warp calls it.
+  template <int kFirst = 0>
+  __device__ __forceinline__ void results(Chunk<16> (&into)[kVectors], int live, Real dot, Real scale) const {
+    if constexpr (kFirst < kVectors) {
+      if (kFirst > 0 && !__any_sync(kFullWarp, live > kFirst)) {
+#pragma unroll
+        for (int k = kFirst; k < kVectors; ++k) into[k] = {};
+        return;
+      }
+      into[kFirst] = result(kFirst, dot, scale);
+      results<kFirst + 1>(into, live, dot, scale);
     }
   }
 

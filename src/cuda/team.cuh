@@ -23,11 +23,15 @@ struct BlockTeam {
   __device__ __forceinline__ RowPlace place(const Arguments& arguments) const {
     return arguments.rows.locate(row());
   }
-  // Of the row's threads; of those of them that this block has.
   __device__ __forceinline__ bool first_thread() const {
     return (kRows == 1 ? threadIdx.x : threadIdx.x % kMostThreads) == 0;
   }
-  __device__ __forceinline__ bool first_thread_of_block() const { return first_thread(); }
+  // The thread that asks for later rows, in a warp that has the fewest columns to read, or none: those of a block; of a row.
+  __device__ __forceinline__ bool asks_for_block() const {
+    const uint32_t threads = kRows == 1 ? blockDim.x : kMostThreads;
+    return (kRows == 1 ? threadIdx.x : threadIdx.x % kMostThreads) == threads - kWarpLanes;
+  }
+  __device__ __forceinline__ bool asks_for_row() const { return asks_for_block(); }
   __device__ __forceinline__ int segment() const {
     return static_cast<int>(threadIdx.x / kWarpLanes - row_of_block() * kMostWarps);
   }
@@ -106,7 +110,8 @@ class ClusterTeam {
     return arguments.rows.locate(row());
   }
   __device__ __forceinline__ bool first_thread() const { return block() == 0 && threadIdx.x == 0; }
-  __device__ __forceinline__ bool first_thread_of_block() const { return threadIdx.x == 0; }
+  __device__ __forceinline__ bool asks_for_block() const { return threadIdx.x == blockDim.x - kWarpLanes; }
+  __device__ __forceinline__ bool asks_for_row() const { return block() == blocks() - 1 && asks_for_block(); }
   __device__ __forceinline__ int warp() const {
     return static_cast<int>((block() * blockDim.x + threadIdx.x) / kWarpLanes);
   }

@@ -119,7 +119,9 @@ __launch_bounds__(kWarpRowsThreads, warp_rows_resident(kElement, kMask, kLanes, 
           sum[r] = scores[r].template sum_live<kLive>(rows.extent[r], rows.ahead[r], lane);
         }
       });
-      if constexpr (kSumsLater) sum[r] = rows.ahead[r].template sum<kLanes>(lane, [&](int i) { return element_sum[i]; });
+      if constexpr (kSumsLater) {
+        sum[r] = rows.ahead[r].template sum<kLanes, true>(lane, [&](int i) { return element_sum[i]; });
+      }
     } else {
       scores[r].take(raw[r], arguments, rows.extent[r], 0, lane);
       key[r] = scores[r].largest();
@@ -142,7 +144,12 @@ __launch_bounds__(kWarpRowsThreads, warp_rows_resident(kElement, kMask, kLanes, 
   for (int r = 0; r < kRows; ++r) {
     Real factor = normalizer(sum[r]);
     if (arguments.sink.given && rows.number(r) < arguments.rows.rows) {
-      factor = with_sink<kElement>(arguments, rows.number(r), exponent.score(maximum[r]), factor, lane == 0);
+      const Real score = exponent.score(maximum[r]);
+      if constexpr (kPreceded && has_addend(kMask) && is_apart(kElement, kMask, kLanes, kVectors)) {
+        factor = with_sink_apart<kElement>(arguments, rows.number(r), score, factor, lane == 0);
+      } else {
+        factor = with_sink<kElement>(arguments, rows.number(r), score, factor, lane == 0);
+      }
     }
     char* y = arguments.y + rows.place[r].output;
     if constexpr (!kKeepsExponentials) {
@@ -195,8 +202,13 @@ __global__ void __launch_bounds__(kWarpRowsThreads)
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     Chunk<16> result[kVectors];
+    if constexpr (kPreceded) {
+      const int live = live_vectors<kLanes, kCountOf<kElement>>(rows.extent[r]);
+      raw[r].results(result, live, dot[r], scale_of<Real>(arguments));
+    } else {
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) result[k] = raw[r].result(k, dot[r], scale_of<Real>(arguments));
+      for (int k = 0; k < kVectors; ++k) result[k] = raw[r].result(k, dot[r], scale_of<Real>(arguments));
+    }
     if (arguments.dx != nullptr) {
       constexpr int kFull = kOutgrownVectors<kElement, MaskKind::none, kLanes * kVectors> / kLanes;
       rows.ahead[r].template store<kLanes, kWhole, kFull>(arguments.dx + rows.place[r].output, result, rows.extent[r],
