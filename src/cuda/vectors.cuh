@@ -499,62 +499,45 @@ SMS_HOST_DEVICE constexpr bool is_apart(Element element, MaskKind mask, int lane
   return element_bytes(element) == 2 && mask != MaskKind::boolean && lanes == kWarpLanes && vectors > kBlockVectors;
 }
 
-// As load_vectors(), an element at a time, `column_stride` bytes apart. `base`: of the lane's column 0.
-template <int kLength, int kElementBytes, int kCount, int kVectors, typename S = Shape<kElementBytes, kCount>>
-__device__ __forceinline__ void load_elements_here(typename S::Piece (&out)[kVectors][S::kPieces], const char* base,
-                                                   int64_t column_stride, const Extent& extent, int first, uint32_t dead) {
-#pragma unroll
-  for (int k = 0; k < kVectors; ++k) {
-#pragma unroll
-    for (int p = 0; p < S::kPieces; ++p) {
-      const int a = (first + k) * kLength + p * S::kPieceCount;
-      out[k][p] = filled_with<S::kChunkBytes>(extent.any_live(a, S::kPieceCount) ? 0 : dead);
-      // One address moves along: an address for every element would fill the registers.
-      const char* address = base + a * column_stride;
-#pragma unroll
-      for (int i = 0; i < S::kPieceCount; ++i) {
-        if (extent.any_live(a + i, 1)) load_element<kElementBytes>(out[k][p], i, address);
-        address += column_stride;
-      }
-    }
-  }
-}
-
-// What load_elements_apart() loads. Not an array: arrays of functions that are inlined would share its memory, and be written
+// What load_elements() loads. Not an array: arrays of functions that are inlined would share its memory, and be written
 // there too.
 template <typename S, int kVectors>
 struct alignas(kVectorBytes) Elements {
   typename S::Piece piece[kVectors][S::kPieces];
 };
 
+// As load_strided(), with any stride, given the place of the lane's own column 0 and what is live from there on.
 template <int kLength, int kElementBytes, int kCount, int kVectors, typename S>
-__device__ __attribute__((noinline)) void load_elements_apart(Elements<S, kVectors>& out, const char* base,
-                                                              int64_t column_stride, int begin, int end, int first,
-                                                              uint32_t dead) {
+__device__ __attribute__((noinline)) void load_elements(Elements<S, kVectors>& out, const char* base, int64_t column_stride,
+                                                        int begin, int end, int first, uint32_t dead) {
+  const Extent extent{0, 0, begin, end};
 #pragma unroll 1
   for (int k = 0; k < kVectors; ++k) {
-    typename S::Piece piece[1][S::kPieces];
-    load_elements_here<kLength, kElementBytes, kCount>(piece, base, column_stride, {0, 0, begin, end}, first + k, dead);
 #pragma unroll
-    for (int p = 0; p < S::kPieces; ++p) out.piece[k][p] = piece[0][p];
+    for (int p = 0; p < S::kPieces; ++p) {
+      const int a = (first + k) * kLength + p * S::kPieceCount;
+      typename S::Piece piece = filled_with<S::kChunkBytes>(extent.any_live(a, S::kPieceCount) ? 0 : dead);
+      const char* address = base + a * column_stride;
+#pragma unroll
+      for (int i = 0; i < S::kPieceCount; ++i) {
+        if (extent.any_live(a + i, 1)) load_element<kElementBytes>(piece, i, address);
+        address += column_stride;
+      }
+      out.piece[k][p] = piece;
+    }
   }
 }
 
-// Either of the two.
-template <bool kApart, int kLength, int kElementBytes, int kCount, int kVectors, typename S = Shape<kElementBytes, kCount>>
-__device__ __forceinline__ void load_elements(typename S::Piece (&out)[kVectors][S::kPieces], const char* base,
-                                              int64_t column_stride, const Extent& extent, int first, uint32_t dead) {
-  if constexpr (kApart) {
-    Elements<S, kVectors> elements;
-    load_elements_apart<kLength, kElementBytes, kCount>(elements, base, column_stride, extent.begin, extent.end, first,
-                                                        dead);
+// The same, into registers.
+template <int kLength, int kElementBytes, int kCount, int kVectors, typename S = Shape<kElementBytes, kCount>>
+__device__ __forceinline__ void load_apart(typename S::Piece (&out)[kVectors][S::kPieces], const char* base,
+                                           int64_t column_stride, const Extent& extent, int first, uint32_t dead) {
+  Elements<S, kVectors> elements;
+  load_elements<kLength, kElementBytes, kCount>(elements, base, column_stride, extent.begin, extent.end, first, dead);
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) {
+  for (int k = 0; k < kVectors; ++k) {
 #pragma unroll
-      for (int p = 0; p < S::kPieces; ++p) out[k][p] = elements.piece[k][p];
-    }
-  } else {
-    load_elements_here<kLength, kElementBytes, kCount>(out, base, column_stride, extent, first, dead);
+    for (int p = 0; p < S::kPieces; ++p) out[k][p] = elements.piece[k][p];
   }
 }
 
@@ -625,8 +608,21 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
                  (first_load + last * kElementBytes + (aligned ? kChunkBytes : 2 * kChunkBytes) <= span.high));
     if (!all_of(inside)) {
       // Few segments of them.
-      load_elements<kApart, kLength, kElementBytes, kCount>(out, segment_base + lane * S::kBytes, kElementBytes, extent,
-                                                            first, kFills ? dead : 0);
+      const char* base = segment_base + lane * S::kBytes;
+      if constexpr (kApart) {
+        load_apart<kLength, kElementBytes, kCount>(out, base, kElementBytes, extent, first, kFills ? dead : 0);
+      } else {
+        for_pieces(begin_of_all, end_of_all, [&](int k, int p) {
+          const int a = column(k, p);
+          fill(k, p);
+          if (!extent.any_live(a, kPieceCount)) return;
+          out[k][p] = typename S::Piece{};
+#pragma unroll
+          for (int i = 0; i < kPieceCount; ++i) {
+            if (extent.any_live(a + i, 1)) load_element<kElementBytes>(out[k][p], i, base + (a + i) * kElementBytes);
+          }
+        });
+      }
       return;
     }
   }
@@ -719,8 +715,26 @@ __device__ __forceinline__ void load_strided(typename S::Piece (&out)[kVectors][
     }
     return;
   }
-  load_elements<kApart, kLanes * kCount, kElementBytes, kCount>(out, segment_base + lane * kCount * column_stride,
-                                                                column_stride, extent, first, dead);
+  if constexpr (kApart) {
+    load_apart<kLanes * kCount, kElementBytes, kCount>(out, segment_base + lane * kCount * column_stride, column_stride,
+                                                       extent, first, dead);
+  } else {
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) {
+#pragma unroll
+      for (int p = 0; p < S::kPieces; ++p) {
+        const int a = column(k) + p * S::kPieceCount;
+        out[k][p] = filled_with<S::kChunkBytes>(extent.any_live(a, S::kPieceCount) ? 0 : dead);
+        // One address moves along: an address for every element would fill the registers.
+        const char* address = segment_base + (lane * kCount + a) * column_stride;
+#pragma unroll
+        for (int i = 0; i < S::kPieceCount; ++i) {
+          if (extent.any_live(a + i, 1)) load_element<kElementBytes>(out[k][p], i, address);
+          address += column_stride;
+        }
+      }
+    }
+  }
 }
 
 // Stores the kVectors vectors of each lane that make up a whole segment, as far as the row has columns. Every lane of
