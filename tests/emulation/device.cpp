@@ -20,6 +20,7 @@ namespace sms::emulation {
 
 std::string task;
 bool last_thread_first = false;
+bool has_clusters = true;
 
 namespace {
 
@@ -278,6 +279,7 @@ void fail(const std::string& what) {
 
 void launch(const dim3& grid, unsigned threads, size_t shared_bytes, unsigned cluster_blocks,
             const std::function<void()>& body) {
+  if (cluster_blocks > 1 && !has_clusters) fail("a cluster on a device that has none");
   kernel = &body;
   gridDim = grid;
   blockDim = dim3(threads);

@@ -29,6 +29,9 @@ extern std::string task;
 // the two orders.
 extern bool last_thread_first;
 
+// Whether blocks can be launched in clusters.
+extern bool has_clusters;
+
 // Runs body() in every thread of a grid.
 void launch(const dim3& grid, unsigned threads, size_t shared_bytes, unsigned cluster_blocks,
             const std::function<void()>& body);

@@ -283,8 +283,12 @@ class Problem {
     if (direction == Direction::forward) {
       const cuda::Plan pairs = cuda::choose_pairs(question, own, true, shape_.rows(), band_, shape_.size[2] - 1);
       if (pairs.threads > 0) plan = pairs;
+      if (pairs.threads > cuda::pair_threads(element_, mask, own.vectors, true)) {
+        report("more threads than the kernel of a pair is compiled for");
+      }
     }
     kernel += std::string(", ") + cuda::name(plan.strategy) + (plan.blocks > 1 ? " in clusters" : "");
+    if (plan.blocks == 5) kernel += " of five blocks";
     if (plan.strategy == cuda::Strategy::block_row && plan.vectors == cuda::kOddBlockVectors) kernel += " of odd length";
     if (plan.strategy == cuda::Strategy::block_row && plan.threads > plan.lanes) kernel += " with two rows";
     return own;
@@ -335,8 +339,13 @@ class Problem {
 
 void Problem::draw() {
   const int per_vector = cuda::kVectorBytes / element_bytes(element_);
-  const bool is_long = random_.chance(0.05);
-  if (is_long) {
+  // Causal rows of which a cluster of five blocks holds two, and a few that are longer (policy.h).
+  const bool fills_five = element_ == Element::float32 && random_.chance(0.01);
+  const bool is_long = fills_five || random_.chance(0.05);
+  if (fills_five) {
+    const int64_t length = cuda::kWarpLanes * 2 * cuda::kBlockVectors * per_vector;
+    shape_.columns = random_.between(36, 66) * length - random_.between(0, length / per_vector - 1) * per_vector;
+  } else if (is_long) {
     // Longer than a block's registers; a part of them not longer than its shared memory, and a few as a cluster holds.
     const int64_t most = random_.chance(0.2) ? 34000 : 12000;
     const int64_t vectors = random_.chance(0.5) ? random_.between(2000, 5000) : random_.between(500, most);
@@ -359,9 +368,9 @@ void Problem::draw() {
 
   const int capabilities[] = {75, 80, 86, 90, 90, 120};
   const int l2_sizes[] = {0, 60 << 20};
-  device_ = {random_.one_of(capabilities), random_.one_of(l2_sizes)};
+  device_ = {fills_five ? 90 : random_.one_of(capabilities), random_.one_of(l2_sizes)};
   const int64_t queries = shape_.size[2];
-  band_ = {random_.chance(is_long ? 0.7 : 0.5), -queries, shape_.columns};
+  band_ = {fills_five || random_.chance(is_long ? 0.7 : 0.5), -queries, shape_.columns};
   if (band_.active) {
     if (random_.chance(0.5)) band_.begin = random_.between(-queries, shape_.columns);
     if (random_.chance(0.8)) band_.end = random_.between(-queries, shape_.columns);
@@ -371,12 +380,19 @@ void Problem::draw() {
     const int64_t query = random_.between(0, queries - 1);
     // As a slice of a square has it: rows that can be paired; some of them end with a warp's segment, or with the first
     // column behind it.
-    if (random_.chance(is_long ? 0.7 : 0.3)) {
+    if (fills_five || random_.chance(is_long ? 0.7 : 0.3)) {
       band_.end = (shape_.columns - queries) / 2 + random_.between(-1, 1);
       if (random_.chance(0.5)) {
         band_.begin = -queries;
         band_.end = shape_.columns / 2 / lengths[1] * lengths[1] + random_.between(0, 1) - query;
       }
+    }
+    // Rows that end with the first columns of a later batch of loads, of two vectors a lane or of four (vectors.cuh).
+    int64_t batch = cuda::kWarpLanes * cuda::kBlockVectors * per_vector;
+    while (batch >= shape_.columns) batch /= 2;
+    if (shape_.columns <= 2 * batch && random_.chance(0.3)) {
+      band_.begin = -queries;
+      band_.end = batch + random_.between(1 - per_vector, 1) - query;
     }
     // Rows that begin among the last columns of a warp's segment, which may be folded (vectors.cuh).
     if (random_.chance(0.15)) {
@@ -394,6 +410,7 @@ void Problem::draw() {
   lengths_in_memory_64_ = std::make_unique<Numbers<int64_t>>(lengths_);
   lengths_in_memory_32_ = std::make_unique<Numbers<int32_t>>(std::vector<int32_t>(lengths_.begin(), lengths_.end()));
   last_thread_first = random_.chance(0.5);
+  has_clusters = device_.capability >= 90;
   if (random_.chance(0.25)) draw_dropout();
 }
 
@@ -485,10 +502,12 @@ void Problem::forward() {
   if (!cuda::compiled(Direction::forward, element_, kind)) kind = MaskKind::same;
   const cuda::Plan plan = name_kernel(Direction::forward, kind);
   const int bytes = element_bytes(element_);
-  // Scores about where an exponent may no longer be one rounding of its own (segment.cuh), and far beyond; not where the
-  // sum with a mask is rounded and no bound allows for it.
-  const double far_scales[] = {0x1p22, -1e9};
-  if ((bytes != 2 || cuda::is_packed(element_, kind)) && random_.chance(0.1)) scale_ = random_.one_of(far_scales);
+  // Scores about where an exponent may no longer be one rounding of its own (segment.cuh), and far beyond. Those of 16 bits
+  // are exact under a float mask too, as no bound allows for their rounding: the scale is a power of 2, and the mask adds 0.
+  const bool is_far = random_.chance(0.1);
+  const bool is_exact = is_far && bytes == 2 && cuda::has_addend(kind);
+  const double far_scales[] = {0x1p22, is_exact ? -0x1p30 : -1e9};
+  if (is_far) scale_ = random_.one_of(far_scales);
   const int mask_bytes = mask_element_bytes(kind, element_);
   const Element mask_element = kind == MaskKind::float32 ? Element::float32 : element_;
   std::array<bool, kDims> shared;
@@ -507,7 +526,7 @@ void Problem::forward() {
     for (double& value : mask.value) value = random_.chance(0.3) ? 1 : 0;
   } else {
     for (double& value : mask.value) {
-      value = random_.chance(0.15) ? -kInfinity : rounded(mask_element, random_.normal(2));
+      value = random_.chance(0.15) ? -kInfinity : is_exact ? 0 : rounded(mask_element, random_.normal(2));
     }
   }
   const auto dead = [&](const Index& index, int64_t column) {
@@ -616,7 +635,7 @@ void Problem::forward() {
         if (std::isfinite(one)) size = std::max(size, std::abs(one));
       }
       // Packed scores are not rounded before the maximum is taken from them: only how far they are from it matters.
-      if (cuda::is_packed(element_, kind) && !has_sink) size = std::min(size, 128.0);
+      if ((cuda::is_packed(element_, kind) || is_exact) && !has_sink) size = std::min(size, 128.0);
       double sum = 0;
       for (const double one : score) sum += maximum == -kInfinity ? 0 : std::exp(one - maximum);
       const double sink_share = maximum == -kInfinity ? 0 : std::exp(row_sink - maximum);
