@@ -8,8 +8,8 @@ everyone comes to, and copies and numbers of other blocks that nobody waits for.
 Not emulated: what nvcc makes of the source; PTX itself and its rounding (src/cuda/ptx.cuh); branches on __CUDA_ARCH__
 (the host takes those of the oldest architecture, and clusters, asynchronous copies and maxima of integers beside
 them); threads that truly run at once (one does at a time, in either of two orders); registers, occupancy and speed.
-Not drawn: more dimensions than three, problems in pieces, and rows longer than 34,000 vectors. A program of its own tries
-where rows of any dimensions and pieces lie.
+Not drawn: more dimensions than three, problems in pieces, and rows longer than 34,000 vectors. A program of its own
+tries where rows of any dimensions and pieces lie.
 
 SMS_HYPOTHESIS_PROFILE=deep runs many times as many problems, others each time. A failure prints the command that
 repeats it; SMS_EMULATION_FIRST is the number of the first problem.
