@@ -88,6 +88,8 @@ class PairTeam {
   }
   __device__ __forceinline__ bool holds_segment() const { return warp() < first_.count() + second_.count(); }
   static constexpr bool kHoldsDeadSegments = false;
+  // The thread that asks for later pairs, as ClusterTeam's.
+  __device__ __forceinline__ bool asks_for_row() const { return thread() == threads() - kWarpLanes; }
   // What one thread of a row does is left to write_outside().
   static __device__ __forceinline__ constexpr bool first_thread() { return false; }
 

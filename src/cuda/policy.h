@@ -157,12 +157,13 @@ inline constexpr int kClusterBlocks = 8;  // at most: what every device with clu
 // of 20: .87 and 1.00 at 65,544 float32 columns, causal .73 and .86.
 inline constexpr int kWideBackwardThreads = 640;
 
-// Whether a cluster of pair_rows may have five blocks, of so many warps. They hold the 65 segments that two rows of 64 have,
-// of which eight blocks leave 7 warps idle. Measured as above, causal, at 65 segments: float32 .89 -> .94, under a float mask
+// Whether a cluster of pair_rows may have five blocks, of at most so many warps: for 37 to 65 segments, which is what two rows
+// of 64 have and eight blocks leave 7 warps idle of. Measured as above, causal, at 65: float32 .89 -> .94, under a float mask
 // .885 -> .866; float16 .93 -> .92.
 SMS_HOST_DEVICE constexpr bool in_five_blocks(Element element, MaskKind mask) {
   return element == Element::float32 && !has_addend(mask);
 }
+inline constexpr int kFiveBlocks = 5;
 inline constexpr int kFiveBlocksWarps = 13;
 
 // A block of pair_rows, given the vectors of a lane: threads, at most, and how many of it the register budget lets a
@@ -448,18 +449,16 @@ inline Plan choose_pairs(const Question& question, const Plan& own, bool whole, 
   const int64_t own_segments = (question.columns - 1) / own.part_columns + 1;
   const int64_t segments = segments_of_pair(band, queries, own.part_columns);
   if (own_segments < (whole ? kPairedSegments : kOddPairedSegments) || segments > own_segments + 1) return {};
+  const bool wide = own.vectors != kBlockVectors;
   const auto most_warps = [&](int blocks) {
-    if (own.vectors != kBlockVectors) {
-      if (blocks == 5) return in_five_blocks(question.element, question.mask) ? kFiveBlocksWarps : 0;
-      return cluster_warps(own.vectors) + 1;
-    }
-    if (blocks == 5) return 0;
+    if (wide) return blocks == kFiveBlocks ? kFiveBlocksWarps : cluster_warps(own.vectors) + 1;
     const bool as_can_be = blocks == 1 || blocks == kClusterBlocks;
     return as_can_be ? pair_threads(question.element, question.mask, own.vectors, whole) / kWarpLanes
                      : cluster_warps(own.vectors);
   };
-  for (const int blocks : {1, 2, 4, 5, kClusterBlocks}) {
+  for (const int blocks : {1, 2, 4, kFiveBlocks, kClusterBlocks}) {
     if (blocks > 1 && question.capability < 90) break;
+    if (blocks == kFiveBlocks && !(wide && in_five_blocks(question.element, question.mask))) continue;
     const int64_t warps = (std::max<int64_t>(segments, 1) - 1) / blocks + 1;
     if (warps > most_warps(blocks)) continue;
     const int threads = static_cast<int>(warps) * kWarpLanes;

@@ -113,7 +113,7 @@ __device__ __forceinline__ void prefetch_mask_for_row(const ForwardArguments& ar
 template <Element kElement, MaskKind kMask, typename Team>
 __device__ __forceinline__ void prefetch_for_pair(const ForwardArguments& arguments, const Team& team) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  if (team.thread() != team.threads() - kWarpLanes) return;
+  if (!team.asks_for_row()) return;
   const uint32_t rows = arguments.rows.rows;
   const auto of_both = [&](uint32_t pair, const auto& prefetch) {
     prefetch(pair);

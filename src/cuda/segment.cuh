@@ -202,7 +202,7 @@ struct RawScores {
 
   static constexpr bool kIsPacked = is_packed(kElement, kMask);
   static constexpr bool kFills = kWhole || kBehind == 0;  // else Scores::take_live() excludes what is not live
-  static constexpr bool kApart = kBehind > 0 && is_apart(kElement, kMask, kLanes, kVectors);
+  static constexpr bool kApart = kBehind > 0 && is_apart(kElement, kMask, kLanes, kVectors);  // not in a block
 
   Chunk<16> x[kVectors][1];
   typename Mask::Piece mask[kVectors][Mask::kPieces];
@@ -510,20 +510,18 @@ struct Scores {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) value[k][i] = 0;
     }
-    Shift<Real> warp_shift = shift_of_warp(shift);
-    // Such rows wait for arithmetic and instructions: one test serves all vectors, and far rows are shifted before what they
-    // have in common with others.
-    if constexpr (kBytesOf<kElement> == 2 && !kIsPacked) {
-      if (warp_shift.far) {
+    const Shift<Real> warp_shift = shift_of_warp(shift);
+    // Such rows wait for arithmetic and instructions: one test serves all vectors, and scores that are not packed are shifted,
+    // if far, before what they have in common with others.
+    constexpr bool kShiftsFirst = kBytesOf<kElement> == 2 && !kIsPacked;
+    if (kShiftsFirst && warp_shift.far) {
 #pragma unroll
-        for (int k = 0; k < kLive; ++k) {
+      for (int k = 0; k < kLive; ++k) {
 #pragma unroll
-          for (int i = 0; i < kCount; ++i) value[k][i] = add(value[k][i], -warp_shift.score);
-        }
+        for (int i = 0; i < kCount; ++i) value[k][i] = add(value[k][i], -warp_shift.score);
       }
-      warp_shift.far = false;
     }
-    if (kBytesOf<kElement> == 2 && !warp_shift.far) {
+    if (kShiftsFirst || (kBytesOf<kElement> == 2 && !warp_shift.far)) {
 #pragma unroll
       for (int k = 0; k < kLive; ++k) exponentiate_vector(k, {0, warp_shift.exponent, false}, exponent);
     } else {
@@ -863,18 +861,15 @@ struct RawGradients {
     }
   }
 
-  // The results of vectors from kFirst on, given how many of the lane's are live. Every lane of the warp calls it.
-  template <int kFirst = 0>
+  // The results of all vectors, `into` zeros: those behind the first `live` ones of every lane stay so. Every lane of the
+  // warp calls it.
   __device__ __forceinline__ void results(Chunk<16> (&into)[kVectors], int live, Real dot, Real scale) const {
-    if constexpr (kFirst < kVectors) {
-      if (kFirst > 0 && !__any_sync(kFullWarp, live > kFirst)) {
-#pragma unroll
-        for (int k = kFirst; k < kVectors; ++k) into[k] = {};
-        return;
-      }
-      into[kFirst] = result(kFirst, dot, scale);
-      results<kFirst + 1>(into, live, dot, scale);
-    }
+    in_turn<0, 1, kVectors>([&](auto number) {
+      constexpr int k = decltype(number)::value;
+      if (k > 0 && !__any_sync(kFullWarp, live > k)) return true;
+      into[k] = result(k, dot, scale);
+      return false;
+    });
   }
 
   // The gradient of the scores: exactly 0 where the probability is, whatever the row's sum holds.

@@ -26,7 +26,8 @@ struct BlockTeam {
   __device__ __forceinline__ bool first_thread() const {
     return (kRows == 1 ? threadIdx.x : threadIdx.x % kMostThreads) == 0;
   }
-  // The thread that asks for later rows, in a warp that has the fewest columns to read, or none: those of a block; of a row.
+  // The thread that asks for later rows, of those that the block's threads hold, and of masks, once a row. It is of the last
+  // warp, which has the fewest columns, and none that are live in most causal rows: others wait for the first one.
   __device__ __forceinline__ bool asks_for_block() const {
     const uint32_t threads = kRows == 1 ? blockDim.x : kMostThreads;
     return (kRows == 1 ? threadIdx.x : threadIdx.x % kMostThreads) == threads - kWarpLanes;

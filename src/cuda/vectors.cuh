@@ -499,14 +499,14 @@ SMS_HOST_DEVICE constexpr bool is_apart(Element element, MaskKind mask, int lane
   return element_bytes(element) == 2 && mask != MaskKind::boolean && lanes == kWarpLanes && vectors > kBlockVectors;
 }
 
-// What load_elements() loads. Not an array: arrays of functions that are inlined would share its memory, and be written
-// there too.
+// What load_elements() loads. Not an array: the compiler gives arrays of functions that it inlines one memory, and would keep
+// others there with this one that are in registers else.
 template <typename S, int kVectors>
 struct alignas(kVectorBytes) Elements {
   typename S::Piece piece[kVectors][S::kPieces];
 };
 
-// As load_strided(), with any stride, given the place of the lane's own column 0 and what is live from there on.
+// As load_strided() with any stride, given the place of the lane's own column 0 and what is live from there on.
 template <int kLength, int kElementBytes, int kCount, int kVectors, typename S>
 __device__ __attribute__((noinline)) void load_elements(Elements<S, kVectors>& out, const char* base, int64_t column_stride,
                                                         int begin, int end, int first, uint32_t dead) {
@@ -683,7 +683,7 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
     constexpr int kMost = kElementBytes == 4 && kVectors == kOddBlockVectors ? 3 : 4;
     in_batches<kVectors, kMost * kVectorBytes / S::kBytes>([&](auto begin, auto end) {
       if constexpr (!kFills && decltype(begin)::value > 0) {
-        // Few causal rows have a later batch.
+        // Causal rows may have nothing live there.
         for_pieces(begin, end, fill);
         if (!any_of(segment_extent.end > (first + decltype(begin)::value) * kLength)) return;
       }
