@@ -48,8 +48,8 @@ struct Span {
 
 // How far ahead rows are brought into the L2.
 struct RowPrefetch {
-  uint32_t blocks;  // of warp_rows; of the others rows or pairs; 0: not at all
-  uint32_t rows;    // at once: 1, or all of a block where they lie one behind the other
+  uint32_t distance;  // in blocks of warp_rows, or rows or pairs of the others; 0: not at all
+  uint32_t rows;      // at once: 1, or all of a block where they lie one behind the other
 };
 
 // How far ahead a mask that neighbouring rows share is brought into the L2.

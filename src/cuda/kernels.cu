@@ -42,7 +42,7 @@ bool is_held_by_blocks(const Plan& plan) {
 }
 
 // How many blocks of warp_rows, or else rows or pairs, later what is brought into the L2 is read.
-int64_t blocks_ahead(const Plan& plan, int64_t columns, int bytes) {
+int64_t distance_ahead(const Plan& plan, int64_t columns, int bytes) {
   const int64_t threads = plan.strategy == Strategy::shared_row  ? columns * bytes / (kBlockVectors * kVectorBytes)
                           : plan.strategy == Strategy::warp_rows ? plan.threads
                                                                  : plan.lanes;
@@ -58,7 +58,7 @@ RowPrefetch row_prefetch(const Plan& plan, const Problem& piece, bool waits, boo
   if (piece.key_lengths != nullptr) return {};  // they would have to be read first
   const Rows& rows = piece.rows;
   const int bytes = element_bytes(piece.element);
-  RowPrefetch ahead{static_cast<uint32_t>(blocks_ahead(plan, piece.columns, bytes)), 1};
+  RowPrefetch ahead{static_cast<uint32_t>(distance_ahead(plan, piece.columns, bytes)), 1};
   if (plan.strategy == Strategy::warp_rows && rows.dims > 0) {
     const RowDim& inner = rows.dim[rows.dims - 1];
     const int64_t block_rows = plan.rows_per_block();
@@ -75,7 +75,7 @@ MaskPrefetch mask_prefetch(const Plan& plan, const Rows& rows, int64_t columns, 
   int64_t sharers = 1;
   for (int d = rows.dims - 1; d >= 0 && rows.dim[d].stride[kSecond] == 0; --d) sharers *= rows.dim[d].size;
   if (sharers == 1) return {};
-  const int64_t ahead = blocks_ahead(plan, columns, bytes) / sharers + 1;
+  const int64_t ahead = distance_ahead(plan, columns, bytes) / sharers + 1;
   return {static_cast<uint32_t>(ahead * sharers), static_cast<uint32_t>(sharers),
           Divisor(static_cast<uint32_t>(sharers))};
 }

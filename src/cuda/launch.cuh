@@ -50,8 +50,9 @@ void for_each_warp_shape(std::index_sequence<I...>, const Visit& visit) {
   (one(std::integral_constant<size_t, I>{}), ...);
 }
 
-// The kernel of `plan`, null if there is none; warp_rows(I) is that of shape I.
-template <Element kElement, MaskKind kMask, bool kDropout, typename Kernel, typename WarpRows>
+// The kernel of `plan`, null if there is none, as for one that is not as launched(); warp_rows(I, rows), both constant, is
+// that of shape I.
+template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout, typename Kernel, typename WarpRows>
 Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, Kernel cluster_row, Kernel pair_rows,
                  Kernel shared_row, Kernel stream_row) {
   Kernel kernel = nullptr;
@@ -60,7 +61,10 @@ Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, 
       for_each_warp_shape<kElement, kMask, kDropout>(
           std::make_index_sequence<std::size(kWarpShapes)>{}, [&](auto index) {
             constexpr WarpShape shape = kWarpShapes[index];
-            if (plan.lanes == shape.lanes && plan.vectors == shape.vectors) kernel = warp_rows(index);
+            constexpr std::integral_constant<int, kWhole ? shape.rows : odd_rows(shape)> rows;
+            if (plan.lanes == shape.lanes && plan.vectors == shape.vectors && plan.rows == rows) {
+              kernel = warp_rows(index, rows);
+            }
           });
       break;
     case Strategy::block_row: kernel = block_row; break;
@@ -77,11 +81,9 @@ Kernel kernel_of(const Plan& plan, const WarpRows& warp_rows, Kernel block_row, 
 template <Element kElement, MaskKind kMask, bool kWhole, bool kDropout>
 auto forward_kernel(const Plan& plan) {
   using Kernel = void (*)(ForwardArguments);
-  const auto warp_rows = [&](auto index) -> Kernel {
+  const auto warp_rows = [](auto index, auto rows) -> Kernel {
     constexpr WarpShape shape = kWarpShapes[index];
-    constexpr int kRows = kWhole ? shape.rows : odd_rows(shape);
-    if (plan.rows != kRows) return nullptr;  // a plan that is not as launched()
-    return warp_rows_forward<kElement, kMask, shape.lanes, shape.vectors, kRows, kWhole, kDropout>;
+    return warp_rows_forward<kElement, kMask, shape.lanes, shape.vectors, rows, kWhole, kDropout>;
   };
   Kernel block_row = nullptr;
   Kernel cluster_row = nullptr;
@@ -115,17 +117,15 @@ auto forward_kernel(const Plan& plan) {
     shared_row = shared_row_forward<kElement, kMask, kWhole>;
   }
   const Kernel stream_row = stream_row_forward<kElement, kMask, kWhole, kDropout>;
-  return kernel_of<kElement, kMask, kDropout>(plan, warp_rows, block_row, cluster_row, pair_rows, shared_row, stream_row);
+  return kernel_of<kElement, kMask, kWhole, kDropout>(plan, warp_rows, block_row, cluster_row, pair_rows, shared_row, stream_row);
 }
 
 template <Element kElement, bool kWhole, bool kDropout>
 auto backward_kernel(const Plan& plan) {
   using Kernel = void (*)(BackwardArguments);
-  const auto warp_rows = [&](auto index) -> Kernel {
+  const auto warp_rows = [](auto index, auto rows) -> Kernel {
     constexpr WarpShape shape = kWarpShapes[index];
-    constexpr int kRows = kWhole ? shape.rows : odd_rows(shape);
-    if (plan.rows != kRows) return nullptr;
-    return warp_rows_backward<kElement, shape.lanes, shape.vectors, kRows, kWhole, kDropout>;
+    return warp_rows_backward<kElement, shape.lanes, shape.vectors, rows, kWhole, kDropout>;
   };
   Kernel block_row = nullptr;
   Kernel cluster_row = nullptr;
@@ -150,7 +150,7 @@ auto backward_kernel(const Plan& plan) {
   }
   const Kernel stream_row = stream_row_backward<kElement, kWhole, kDropout>;
   const Kernel pair_rows = nullptr;
-  return kernel_of<kElement, MaskKind::none, kDropout>(plan, warp_rows, block_row, cluster_row, pair_rows, shared_row,
+  return kernel_of<kElement, MaskKind::none, kWhole, kDropout>(plan, warp_rows, block_row, cluster_row, pair_rows, shared_row,
                                                        stream_row);
 }
 

@@ -75,8 +75,8 @@ template <Element kElement, uint32_t kRows, typename Arguments>
 __device__ __forceinline__ void prefetch_for_rows(const Arguments& arguments) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   const RowPrefetch& ahead = arguments.ahead;
-  if (ahead.blocks == 0 || threadIdx.x * ahead.rows >= kRows) return;
-  const uint32_t row = (blockIdx.x + ahead.blocks) * kRows + threadIdx.x * ahead.rows;
+  if (ahead.distance == 0 || threadIdx.x * ahead.rows >= kRows) return;
+  const uint32_t row = (blockIdx.x + ahead.distance) * kRows + threadIdx.x * ahead.rows;
   if (row + ahead.rows > arguments.rows.rows) return;
   if (ahead.rows == 1) {
     prefetch_columns<kElement>(arguments, row, 0, static_cast<int>(arguments.columns));
@@ -91,8 +91,8 @@ __device__ __forceinline__ void prefetch_for_rows(const Arguments& arguments) {
 template <Element kElement, typename Arguments, typename Team>
 __device__ __forceinline__ void prefetch_for_row(const Arguments& arguments, const Team& team, int columns) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  const uint32_t row = team.row() + arguments.ahead.blocks;
-  if (!team.asks_for_block() || arguments.ahead.blocks == 0 || row >= arguments.rows.rows) return;
+  const uint32_t row = team.row() + arguments.ahead.distance;
+  if (!team.asks_for_block() || arguments.ahead.distance == 0 || row >= arguments.rows.rows) return;
   const int begin = static_cast<int>(team.block()) * columns;
   prefetch_columns<kElement>(arguments, row, begin, begin + columns);
 #endif
@@ -119,8 +119,8 @@ __device__ __forceinline__ void prefetch_for_pair(const ForwardArguments& argume
     prefetch(pair);
     prefetch(rows - 1 - pair);
   };
-  const uint32_t pair = team.pair() + arguments.ahead.blocks;
-  if (arguments.ahead.blocks != 0 && pair < rows / 2) {
+  const uint32_t pair = team.pair() + arguments.ahead.distance;
+  if (arguments.ahead.distance != 0 && pair < rows / 2) {
     of_both(pair, [&](uint32_t row) {
       prefetch_columns<kElement>(arguments, row, 0, static_cast<int>(arguments.columns));
     });

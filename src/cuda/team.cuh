@@ -24,13 +24,13 @@ struct BlockTeam {
     return arguments.rows.locate(row());
   }
   __device__ __forceinline__ bool first_thread() const {
-    return (kRows == 1 ? threadIdx.x : threadIdx.x % kMostThreads) == 0;
+    return thread_of_row() == 0;
   }
   // The thread that asks for later rows, of those that the block's threads hold, and of masks, once a row. It is of the last
   // warp, which has the fewest columns, and none that are live in most causal rows: others wait for the first one.
   __device__ __forceinline__ bool asks_for_block() const {
     const uint32_t threads = kRows == 1 ? blockDim.x : kMostThreads;
-    return (kRows == 1 ? threadIdx.x : threadIdx.x % kMostThreads) == threads - kWarpLanes;
+    return thread_of_row() == threads - kWarpLanes;
   }
   __device__ __forceinline__ bool asks_for_row() const { return asks_for_block(); }
   __device__ __forceinline__ int segment() const {
@@ -61,6 +61,9 @@ struct BlockTeam {
  private:
   static constexpr uint32_t kMostThreads = kMostWarps * kWarpLanes;
 
+  static __device__ __forceinline__ uint32_t thread_of_row() {
+    return kRows == 1 ? threadIdx.x : threadIdx.x % kMostThreads;
+  }
   static __device__ __forceinline__ uint32_t row_of_block() { return kRows == 1 ? 0 : threadIdx.x / kMostThreads; }
 
   // A lane's part: that of one of the warps, the same as every kMostWarps lanes; `none` where there is no such warp.

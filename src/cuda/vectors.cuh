@@ -506,6 +506,20 @@ struct alignas(kVectorBytes) Elements {
   typename S::Piece piece[kVectors][S::kPieces];
 };
 
+// Loads a piece of which the first element is at `address`, and column `a` of those that `extent` knows, an element at a time:
+// an address for every element would fill the registers. Without a live column its words are `dead`.
+template <int kElementBytes, int kBytes>
+__device__ __forceinline__ void load_piece(Chunk<kBytes>& piece, const char* address, int64_t column_stride,
+                                           const Extent& extent, int a, uint32_t dead) {
+  constexpr int kPieceCount = kBytes / kElementBytes;
+  piece = filled_with<kBytes>(extent.any_live(a, kPieceCount) ? 0 : dead);
+#pragma unroll
+  for (int i = 0; i < kPieceCount; ++i) {
+    if (extent.any_live(a + i, 1)) load_element<kElementBytes>(piece, i, address);
+    address += column_stride;
+  }
+}
+
 // As load_strided() with any stride, given the place of the lane's own column 0 and what is live from there on.
 template <int kLength, int kElementBytes, int kCount, int kVectors, typename S>
 __device__ __attribute__((noinline)) void load_elements(Elements<S, kVectors>& out, const char* base, int64_t column_stride,
@@ -516,13 +530,8 @@ __device__ __attribute__((noinline)) void load_elements(Elements<S, kVectors>& o
 #pragma unroll
     for (int p = 0; p < S::kPieces; ++p) {
       const int a = (first + k) * kLength + p * S::kPieceCount;
-      typename S::Piece piece = filled_with<S::kChunkBytes>(extent.any_live(a, S::kPieceCount) ? 0 : dead);
-      const char* address = base + a * column_stride;
-#pragma unroll
-      for (int i = 0; i < S::kPieceCount; ++i) {
-        if (extent.any_live(a + i, 1)) load_element<kElementBytes>(piece, i, address);
-        address += column_stride;
-      }
+      typename S::Piece piece;
+      load_piece<kElementBytes>(piece, base + a * column_stride, column_stride, extent, a, dead);
       out.piece[k][p] = piece;
     }
   }
@@ -724,14 +733,8 @@ __device__ __forceinline__ void load_strided(typename S::Piece (&out)[kVectors][
 #pragma unroll
       for (int p = 0; p < S::kPieces; ++p) {
         const int a = column(k) + p * S::kPieceCount;
-        out[k][p] = filled_with<S::kChunkBytes>(extent.any_live(a, S::kPieceCount) ? 0 : dead);
-        // One address moves along: an address for every element would fill the registers.
-        const char* address = segment_base + (lane * kCount + a) * column_stride;
-#pragma unroll
-        for (int i = 0; i < S::kPieceCount; ++i) {
-          if (extent.any_live(a + i, 1)) load_element<kElementBytes>(out[k][p], i, address);
-          address += column_stride;
-        }
+        load_piece<kElementBytes>(out[k][p], segment_base + (lane * kCount + a) * column_stride, column_stride, extent, a,
+                                  dead);
       }
     }
   }

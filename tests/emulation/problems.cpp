@@ -288,7 +288,7 @@ class Problem {
       }
     }
     kernel += std::string(", ") + cuda::name(plan.strategy) + (plan.blocks > 1 ? " in clusters" : "");
-    if (plan.blocks == 5) kernel += " of five blocks";
+    if (plan.blocks == cuda::kFiveBlocks) kernel += " of five blocks";
     if (plan.strategy == cuda::Strategy::block_row && plan.vectors == cuda::kOddBlockVectors) kernel += " of odd length";
     if (plan.strategy == cuda::Strategy::block_row && plan.threads > plan.lanes) kernel += " with two rows";
     return own;
