@@ -27,6 +27,11 @@ __device__ __forceinline__ void load_16(uint32_t (&word)[4], const char* address
   }
 }
 
+// The same of 8 bytes, which may be needed again.
+__device__ __forceinline__ void load_8(uint32_t& low, uint32_t& high, const char* address) {
+  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "l"(address));
+}
+
 __device__ __forceinline__ void store_16(char* address, const uint32_t (&word)[4]) {
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(word[0]), "r"(word[1]), "r"(word[2]),
                "r"(word[3])

@@ -8,8 +8,9 @@
 // with `ahead` dead columns before its first: a store is one access again, and so is the load of an operand that lies at
 // the same distance from a boundary. The segment's last `ahead` columns, which lie past its vectors then, take the place of
 // the dead ones: they are *folded* into the first lane's first vector (segment.cuh). The load of another operand reads the
-// two aligned vectors that overlap the wanted one (the second comes from L1) and shifts them together. Loads stay inside
-// the bytes of their operand, stores inside the row: parts of vectors are moved at the edges.
+// aligned pieces that overlap the wanted vector, half vectors or vectors, and shifts them together (what
+// neighbours share comes from L1). Loads stay inside the bytes of their operand, stores inside the row: parts of vectors are
+// moved at the edges.
 #pragma once
 
 #include <cstdint>
@@ -114,6 +115,50 @@ __device__ __forceinline__ Chunk<kBytes> realign(const Chunk<kBytes>& low, const
     return result;
   }
 }
+
+// The aligned half vectors that overlap 16 bytes which lie at a boundary of their elements alone. Beside two whole vectors
+// they take 6 registers, not 8, until they are realigned, and half the code then. Measured on an H200, with the registers
+// that this leaves to other warps (kOddAddendThreads): .81 -> .84 of a copy's speed at 4,097 float16 columns, causal under a
+// float mask; float32 .87 -> .89.
+template <int kElementBytes>
+struct HalfVectors {
+  static constexpr int kBytes = kVectorBytes / 2;
+  static constexpr int kMostShift = kElementBytes < kBytes ? kBytes : 0;  // of the 16 bytes in the first one, less than this
+  static constexpr int kWords = kMostShift > 0 ? 6 : 4;
+  uint32_t word[kWords];
+
+  // Of copies of one word, which realigned() leaves as it is; of which nothing is known.
+  static __device__ __forceinline__ HalfVectors filled_with(uint32_t copied) {
+    HalfVectors halves;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) halves.word[w] = copied;
+    return halves;
+  }
+  static __device__ __forceinline__ HalfVectors any() {
+    HalfVectors halves;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) halves.word[w] = any_word();
+    return halves;
+  }
+
+  // From the first one's place on.
+  __device__ __forceinline__ void load(const char* first) {
+#pragma unroll
+    for (int w = 0; w < kWords; w += 2) load_8(word[w], word[w + 1], first + 4 * w);
+  }
+
+  // As realign_words().
+  template <int kWordShift>
+  __device__ __forceinline__ Chunk<16> realigned(int bits) const {
+    Chunk<16> result;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const int from = w + kWordShift;
+      result.word[w] = kElementBytes < 4 ? __funnelshift_r(word[from], word[from + 1], bits) : word[from];
+    }
+    return result;
+  }
+};
 
 // Element `index` (known at compile time after unrolling) of a chunk that is still zero there.
 template <int kElementBytes, int kBytes>
@@ -569,16 +614,14 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
   }
   const auto column = [&](int k, int p) { return (first + k) * kLength + p * kPieceCount; };
   const auto fill = [&](int k, int p) { out[k][p] = kFills ? filled_with<kChunkBytes>(dead) : any_chunk<kChunkBytes>(); };
-  // Calls each(k, p) for pieces of vectors [kBegin, kEnd).
-  const auto for_pieces = [&](auto begin, auto end, const auto& each) {
+  // Calls each(k, p) for the pieces of all vectors.
+  const auto for_pieces = [&](const auto& each) {
 #pragma unroll
-    for (int k = decltype(begin)::value; k < decltype(end)::value; ++k) {
+    for (int k = 0; k < kVectors; ++k) {
 #pragma unroll
       for (int p = 0; p < S::kPieces; ++p) each(k, p);
     }
   };
-  constexpr std::integral_constant<int, 0> begin_of_all;
-  constexpr std::integral_constant<int, kVectors> end_of_all;
   if constexpr (kWhole) {
     const char* base = one_address(segment_base + lane * S::kBytes);
     const auto load = [&](int k, int p) {
@@ -590,9 +633,9 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
     };
     // With one vector a lane, a warp may come here in part.
     if (kVectors > 1 && __all_sync(kFullWarp, segment_extent.all_live(first * kLength, kVectors * kLength))) {
-      for_pieces(begin_of_all, end_of_all, load);
+      for_pieces(load);
     } else {
-      for_pieces(begin_of_all, end_of_all, load_live);
+      for_pieces(load_live);
     }
     return;
   }
@@ -621,7 +664,7 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
       if constexpr (kApart) {
         load_apart<kLength, kElementBytes, kCount>(out, base, kElementBytes, extent, first, kFills ? dead : 0);
       } else {
-        for_pieces(begin_of_all, end_of_all, [&](int k, int p) {
+        for_pieces([&](int k, int p) {
           const int a = column(k, p);
           fill(k, p);
           if (!extent.any_live(a, kPieceCount)) return;
@@ -643,9 +686,9 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
     out[k][p] = load_aligned<kChunkBytes, Cache::keep>(from);
     high[k][p] = load_aligned<kChunkBytes, Cache::keep>(from + kChunkBytes);
   };
-  const auto realign_all = [&](auto begin, auto end) {
+  const auto realign_all = [&] {
     with_word_shift<kChunkBytes>(shift, [&](auto word_shift) {
-      for_pieces(begin, end, [&](int k, int p) {
+      for_pieces([&](int k, int p) {
         if constexpr (kChunkBytes < 4) {
           out[k][p] = realign<kElementBytes>(out[k][p], high[k][p], shift);
         } else {
@@ -656,10 +699,10 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
   };
   // All lanes read a vector with a live column, and of all rows of the warp: what lies past the last one is read there.
   const auto place = [&](int a) { return boundary + int64_t{min(a, last)} * kElementBytes; };
-  const auto read_batch = [&](auto begin, auto end, const auto& each) {
+  const auto read_all = [&](const auto& each) {
     if constexpr (!kFills) {
       // Lanes without a live column read nothing.
-      for_pieces(begin, end, [&](int k, int p) {
+      for_pieces([&](int k, int p) {
         fill(k, p);
         high[k][p] = out[k][p];
         if (extent.any_live(column(k, p), kPieceCount)) each(k, p, lane_boundary + column(k, p) * kElementBytes);
@@ -669,12 +712,12 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
     // Few segments begin behind their first vector or end before their last.
     if (all_of((segment_extent.begin < (first + 1) * kLength) &
                (segment_extent.end > (first + kVectors - 1) * kLength))) {
-      for_pieces(begin, end, [&](int k, int p) {
+      for_pieces([&](int k, int p) {
         const int a = column(k, p);
         each(k, p, k < kVectors - 1 ? lane_boundary + a * kElementBytes : place(a + lane * kCount));
       });
     } else {
-      for_pieces(begin, end, [&](int k, int p) {
+      for_pieces([&](int k, int p) {
         if (any_of(segment_extent.any_live((first + k) * kLength, kLength))) {
           each(k, p, place(column(k, p) + lane * kCount));
         } else {
@@ -685,20 +728,23 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
     }
   };
   if (aligned) {
-    read_batch(begin_of_all, end_of_all, read);
-  } else if constexpr (kChunkBytes > kElementBytes) {
-    // A few at a time: each takes twice its registers until it is realigned. Of five float32 ones, of which four would be
-    // one too many, three: .92 of a copy's speed on an H200 instead of .88 at 1,025 columns under a float mask.
-    constexpr int kMost = kElementBytes == 4 && kVectors == kOddBlockVectors ? 3 : 4;
-    in_batches<kVectors, kMost * kVectorBytes / S::kBytes>([&](auto begin, auto end) {
-      if constexpr (!kFills && decltype(begin)::value > 0) {
-        // Causal rows may have nothing live there.
-        for_pieces(begin, end, fill);
-        if (!any_of(segment_extent.end > (first + decltype(begin)::value) * kLength)) return;
-      }
-      read_batch(begin, end, read_two);
-      realign_all(begin, end);
+    read_all(read);
+  } else if constexpr (kVectors > 1 && kChunkBytes == kVectorBytes) {
+    using Halves = HalfVectors<kElementBytes>;
+    const int half_shift = shift % Halves::kBytes;
+    const char* lane_half = one_address(lane_boundary + (shift - half_shift));
+    Halves halves[kVectors][S::kPieces];
+    for_pieces([&](int k, int p) {
+      const int a = column(k, p);
+      halves[k][p] = kFills ? Halves::filled_with(dead) : Halves::any();
+      if (extent.any_live(a, kPieceCount)) halves[k][p].load(lane_half + a * kElementBytes);
     });
+    with_word_shift<Halves::kMostShift>(half_shift, [&](auto word_shift) {
+      for_pieces([&](int k, int p) { out[k][p] = halves[k][p].template realigned<word_shift>(8 * (shift & 3)); });
+    });
+  } else if constexpr (kChunkBytes > kElementBytes) {
+    read_all(read_two);
+    realign_all();
   }
 }
 

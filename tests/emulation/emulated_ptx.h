@@ -6,13 +6,19 @@
 
 namespace sms::cuda {
 
-inline void expect_boundary(const void* address) {
-  if (reinterpret_cast<uintptr_t>(address) % 16 != 0) emulation::fail("16 bytes at an address out of alignment");
+inline void expect_boundary(const void* address, uintptr_t bytes = 16) {
+  if (reinterpret_cast<uintptr_t>(address) % bytes != 0) emulation::fail("a vector at an address out of alignment");
 }
 
 inline void load_16(uint32_t (&word)[4], const char* address, bool) {
   expect_boundary(address);
   std::memcpy(word, address, 16);
+}
+
+inline void load_8(uint32_t& low, uint32_t& high, const char* address) {
+  expect_boundary(address, 8);
+  std::memcpy(&low, address, 4);
+  std::memcpy(&high, address + 4, 4);
 }
 
 inline void store_16(char* address, const uint32_t (&word)[4]) {
