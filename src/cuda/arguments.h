@@ -80,6 +80,7 @@ struct ForwardArguments {
   int64_t columns;
   int64_t mask_column_stride;  // bytes
   RowPrefetch ahead;
+  bool from_both_ends;  // as takes_from_both_ends()
   MaskPrefetch mask_prefetch;
   int part_columns;            // as in Plan
   Divisor by_part_columns;     // for pair_rows
@@ -111,6 +112,7 @@ struct BackwardArguments {
   int shared_second;   // where grad begins
   bool grad_expanded;  // column stride 0: one element serves the row
   RowPrefetch ahead;
+  bool from_both_ends;
   Band band;
   NearBand near;
   RowValues<const char> key_lengths;

@@ -11,8 +11,9 @@
 
 namespace sms::cuda {
 
-template <int kVectors, int kRows, bool kDropout>
-using RowTeam = BlockTeam<block_threads(kVectors, kRows, kDropout) / kWarpLanes / kRows, kRows>;
+template <MaskKind kMask, int kVectors, int kRows, bool kDropout>
+using RowTeam = BlockTeam<block_threads(kVectors, kRows, kDropout) / kWarpLanes / kRows, kRows,
+                          may_take_from_both_ends(kMask, kRows, kDropout)>;
 // How many of the largest blocks a multiprocessor has registers for: of packed rows that are whole, as many as it has
 // threads for.
 template <Direction kDirection, int kVectors, int kRows, bool kDropout, bool kWholePacked = false>
@@ -20,6 +21,10 @@ inline constexpr int kMostResident =
     kVectors == kOddBlockVectors
         ? (kDirection == Direction::forward ? kOddBlocksResident : kOddBackwardBlocksResident)
         : (kWholePacked ? kPackedBlocksResident : kBlocksResident) * kBlockThreads / block_threads(kVectors, kRows, kDropout);
+
+// Whether the register budget is that of kOddAddendThreads.
+template <Element kElement, MaskKind kMask, int kVectors, bool kWhole, bool kDropout>
+inline constexpr bool kOddAddend = kBytesOf<kElement> == 2 && kMask == MaskKind::same && holds_preceded(kWhole, kDropout, kVectors);
 
 // A warp's segment of its team's row; without columns, if it holds none.
 template <Element kElement, int kVectors, bool kPreceded>
@@ -192,10 +197,12 @@ __device__ __forceinline__ void hold_row_backward(const BackwardArguments& argum
 // A block may hold two rows, of which the last one may not exist.
 template <Element kElement, MaskKind kMask, int kVectors, int kRows, bool kWhole, bool kDropout>
 __global__ void
-__launch_bounds__(block_threads(kVectors, kRows, kDropout),
+__launch_bounds__(kOddAddend<kElement, kMask, kVectors, kWhole, kDropout>
+                      ? kOddAddendThreads
+                      : block_threads(kVectors, kRows, kDropout),
                   kMostResident<Direction::forward, kVectors, kRows, kDropout, is_packed(kElement, kMask) && kWhole>)
     block_row_forward(const __grid_constant__ ForwardArguments arguments) {
-  const RowTeam<kVectors, kRows, kDropout> team;
+  const RowTeam<kMask, kVectors, kRows, kDropout> team(arguments);
   if (kRows > 1 && team.row() >= arguments.rows.rows) return;
   if constexpr (!kDropout) {
     prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kVectors>());
@@ -208,7 +215,7 @@ template <Element kElement, int kVectors, int kRows, bool kWhole, bool kDropout>
 __global__ void __launch_bounds__(block_threads(kVectors, kRows, kDropout),
                                   kMostResident<Direction::backward, kVectors, kRows, kDropout>)
     block_row_backward(const __grid_constant__ BackwardArguments arguments) {
-  const RowTeam<kVectors, kRows, kDropout> team;
+  const RowTeam<MaskKind::none, kVectors, kRows, kDropout> team(arguments);
   if (kRows > 1 && team.row() >= arguments.rows.rows) return;
   if constexpr (!kDropout) prefetch_for_row<kElement>(arguments, team, columns_of_block<kElement, kVectors>());
   hold_row_backward<kElement, kVectors, kWhole, kDropout>(arguments, team);

@@ -49,6 +49,13 @@ int64_t distance_ahead(const Plan& plan, int64_t columns, int bytes) {
   return kPrefetchThreads / threads + 1;
 }
 
+// Of arguments that are complete otherwise. Rows from each end lie half as far ahead.
+template <typename Arguments>
+void take_from_both_ends(Arguments& arguments) {
+  arguments.from_both_ends = true;
+  arguments.ahead.distance = (arguments.ahead.distance + 1) / 2;
+}
+
 // Of a piece of either direction, whose rows are in the order in which they are walked. `waits`: for memory, even where
 // all of a row is live and in registers. `second`: the second operand is to be brought too.
 template <typename Problem>
@@ -169,6 +176,7 @@ cudaError_t launch_piece(const Question& question, const Plan& own, const Forwar
     }
   }
   arguments.ahead = row_prefetch(plan, piece, !whole || has_addend(piece.mask_kind), false);
+  if (takes_from_both_ends(question, plan)) take_from_both_ends(arguments);
   switch (piece.mask_kind) {
     case MaskKind::none: return dispatch_forward<MaskKind::none>(piece, plan, whole, arguments, stream);
     case MaskKind::boolean: return dispatch_forward<MaskKind::boolean>(piece, plan, whole, arguments, stream);
@@ -196,6 +204,7 @@ cudaError_t launch_piece(const Question& question, const Plan& own, const Backwa
   arguments.y_span = span_of(piece.y, piece.rows, kInput, bytes, piece.columns, 1);
   arguments.grad_span = span_of(piece.grad, piece.rows, kSecond, bytes, piece.columns, piece.grad_column_stride);
   arguments.ahead = row_prefetch(plan, piece, !whole, !arguments.grad_expanded);
+  if (takes_from_both_ends(question, plan)) take_from_both_ends(arguments);
   return with_element(piece.element, [&](auto element) {
     return piece.dropout.active ? launch_backward_dropout<element>(plan, arguments, stream)
                                 : launch_backward<element>(plan, whole, arguments, stream);

@@ -91,7 +91,7 @@ __device__ __forceinline__ void prefetch_for_rows(const Arguments& arguments) {
 template <Element kElement, typename Arguments, typename Team>
 __device__ __forceinline__ void prefetch_for_row(const Arguments& arguments, const Team& team, int columns) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  const uint32_t row = team.row() + arguments.ahead.distance;
+  const uint32_t row = team.later_row(arguments.ahead.distance);
   if (!team.asks_for_block() || arguments.ahead.distance == 0 || row >= arguments.rows.rows) return;
   const int begin = static_cast<int>(team.block()) * columns;
   prefetch_columns<kElement>(arguments, row, begin, begin + columns);

@@ -14,11 +14,24 @@ struct Totals {
 };
 
 // The warps of a block, at most kMostWarps, that share a row, or those of a half of it, kMostWarps then, that share one of
-// kRows rows. They meet once in a kernel.
-template <int kMostWarps, int kRows = 1>
-struct BlockTeam {
+// kRows rows. They meet once in a kernel. kMayTakeFromBothEnds: as of the arguments.
+template <int kMostWarps, int kRows = 1, bool kMayTakeFromBothEnds = false>
+class BlockTeam {
+ public:
+  __device__ __forceinline__ BlockTeam() : row_(blockIdx.x * kRows + row_of_block()) {}
+  template <typename Arguments>
+  __device__ __forceinline__ explicit BlockTeam(const Arguments& arguments) : BlockTeam() {
+    if (!kMayTakeFromBothEnds || !arguments.from_both_ends) return;
+    from_end_ = blockIdx.x % 2 != 0;
+    row_ = from_end_ ? arguments.rows.rows - 1 - blockIdx.x / 2 : blockIdx.x / 2;
+  }
+
   static __device__ __forceinline__ uint32_t block() { return 0; }
-  __device__ __forceinline__ uint32_t row() const { return blockIdx.x * kRows + row_of_block(); }
+  __device__ __forceinline__ uint32_t row() const { return row_; }
+  // The row that is taken so many rows later, of those from the same end; none of that number, if there is none.
+  __device__ __forceinline__ uint32_t later_row(uint32_t distance) const {
+    return from_end_ ? row_ - distance : row_ + distance;
+  }
   template <typename Arguments>
   __device__ __forceinline__ RowPlace place(const Arguments& arguments) const {
     return arguments.rows.locate(row());
@@ -88,6 +101,9 @@ struct BlockTeam {
     group_sum<kMostWarps>(parts);
     return parts[0];
   }
+
+  uint32_t row_;
+  bool from_end_ = false;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -109,6 +125,7 @@ class ClusterTeam {
   }
 
   __device__ __forceinline__ uint32_t row() const { return cluster_number(); }
+  __device__ __forceinline__ uint32_t later_row(uint32_t distance) const { return row() + distance; }
   template <typename Arguments>
   __device__ __forceinline__ RowPlace place(const Arguments& arguments) const {
     return arguments.rows.locate(row());
