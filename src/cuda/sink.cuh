@@ -55,7 +55,7 @@ __device__ __forceinline__ Real with_sink(const ForwardArguments& arguments, uin
   return result;
 }
 
-// The same, in a function of its own (is_apart()).
+// The same, in a function of its own (is_apart(), kIsOddAddend).
 template <Element kElement, typename Real>
 __device__ __attribute__((noinline)) Real with_sink_apart(const ForwardArguments& arguments, uint32_t row, Real maximum,
                                                           Real normalizer, bool stores) {

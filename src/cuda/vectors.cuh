@@ -117,9 +117,9 @@ __device__ __forceinline__ Chunk<kBytes> realign(const Chunk<kBytes>& low, const
 }
 
 // The aligned half vectors that overlap 16 bytes which lie at a boundary of their elements alone. Beside two whole vectors
-// they take 6 registers, not 8, until they are realigned, and half the code then. Measured on an H200, with the registers
-// that this leaves to other warps (kOddAddendThreads): .81 -> .84 of a copy's speed at 4,097 float16 columns, causal under a
-// float mask; float32 .87 -> .89.
+// they take 6 registers, not 8, until they are realigned, and half the code then. Measured on an H200, under a float mask:
+// .80 -> .83 of a copy's speed at 257 float16 columns, .90 -> .95 at 1,001 float32 ones; and registers are left to other
+// warps (kOddAddendThreads).
 template <int kElementBytes>
 struct HalfVectors {
   static constexpr int kBytes = kVectorBytes / 2;
