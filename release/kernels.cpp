@@ -2,7 +2,7 @@
 // block. For release/verify.py.
 #include <cstdio>
 
-#include "../src/cuda/policy.h"
+#include "../src/cuda/kernel_list.h"
 
 int main() {
   for (const sms::cuda::Kernel& kernel : sms::cuda::all_kernels()) {

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "build_info.h"
-#include "cuda/policy.h"
+#include "cuda/kernel_list.h"
 
 namespace py = pybind11;
 

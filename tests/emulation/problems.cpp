@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "cuda/kernels.h"
-#include "cuda/policy.h"
+#include "cuda/kernel_list.h"
 #include "elements.h"
 #include "memory.h"
 #include "philox.h"
