@@ -72,7 +72,7 @@ def test_an_odd_length_is_compared_with_the_next_whole_one() -> None:
     odd = "Sk no multiple of 64: share beside that of the next multiple"
     for kind, direction in (("plain", "forward"), ("causal+mask", "forward+backward")):
         found = made(*(cell(kind, columns, direction, share_of_floor=share) for columns, share in shares.items()))
-        assert verdict(found, odd) == [">= 0.893", "", "2 of 3", "0.889", "cell 5"]  # 4,160 was not measured
+        assert verdict(found, odd) == [">= 0.893", "", "2 of 3", "0.8889", "cell 5"]  # 4,160 was not measured
     assert verdict(made(cell(columns=1025, share_of_floor=0.8), cell(columns=1024, share_of_floor=0.9)), odd)[2:] == [
         "not measured",
         "",
@@ -94,7 +94,7 @@ def test_both_sides_of_a_threshold_are_compared() -> None:
     elsewhere = [cell(columns=256, share_of_floor=0.2), cell(columns=264, share_of_floor=0.9)]  # in the sweep
     found = made(*sides(0.95, 0.8), *sides(0.8, 0.9, kind="causal"), *sides(0.9, 0.9, dtype="float32"), alone)
     found = made(*found.cells.values(), *failed, *elsewhere)
-    assert verdict(found, "either side of a threshold") == [">= 0.85", "", "2 of 3", "0.842", "cell 0"]
+    assert verdict(found, "either side of a threshold") == [">= 0.85", "", "2 of 3", "0.8421", "cell 0"]
     assert verdict(made(alone, *elsewhere), "either side of a threshold")[2:] == ["not measured", "", ""]
 
 
@@ -106,8 +106,8 @@ def test_bars_of_odd_lengths_rivals_and_memory() -> None:
     even["times"]["compile"] = {"ratio_to_ours": 2.0}
     dropout = {**cell("dropout", direction="forward+backward", peak_bytes=3 * 12 * 128 * 128), "suite": "dropout"}
     found = made(odd, even, cell(direction="forward+backward", columns=64, peak_bytes=3 * 12 * 64 * 64), dropout)
-    assert verdict(found, "Sk no multiple of 64")[2:] == ["1 of 1", "0.918", "cell 0"]
-    assert verdict(found, "time beside that of the best rival")[2:] == ["1 of 2", "1.11", "cell 0"]
+    assert verdict(found, "Sk no multiple of 64")[2:] == ["1 of 1", "0.9184", "cell 0"]
+    assert verdict(found, "time beside that of the best rival")[2:] == ["1 of 2", "1.111", "cell 0"]
     assert verdict(found, "peak memory, forward")[2:] == ["1 of 1", "1", "cell 1"]
     assert verdict(found, "peak memory, with backward")[2:] == ["0 of 1", "1.5", "cell 2"]
     assert verdict(found, "peak memory with dropout, with backward")[2:] == ["1 of 1", "1", "cell 3"]

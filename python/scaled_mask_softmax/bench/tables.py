@@ -223,7 +223,7 @@ def bars(results: Results) -> str:
         verdict = f"{met} of {len(figures)}"
         if bar.aim is not None:
             verdict += f", aim {sum(bar.meets(figure, bar.aim) for figure in figures.values())}"
-        rows.append((bar.what, must, aim, verdict, f"{figures[where]:.3g}", where))
+        rows.append((bar.what, must, aim, verdict, f"{figures[where]:.4g}", where))
     return _table(("bar", "must", "aim", "met by", "farthest", "where"), rows)
 
 
@@ -284,8 +284,8 @@ def beside_softmax(results: Results, dtype: str) -> str:
 
 
 def rivals(results: Results) -> str:
-    """The cases of the sweep that were measured beside other packages."""
-    others = ("softmax", "liger", "quack")
+    """The cases of the sweep that were measured beside others."""
+    others = ("softmax", "liger", "quack", "compile")
     return times(
         results, lambda cell: cell["suite"] == "sweep" and any(peer in cell["times"] for peer in others), others
     )
