@@ -64,7 +64,7 @@ struct KernelsForDevice {
                              int64_t diagonal, std::optional<int64_t> window, const OptionalTensor& key_lengths) {
     const Options options{scale, is_causal, diagonal, window};
     check_backward(grad, y, options, key_lengths);
-    at::Tensor dx = at::empty(y.sizes(), y.options());
+    at::Tensor dx = Launch::empty_as(y);
     run_backward(grad, y, options, key_lengths, dx, std::nullopt);
     return dx;
   }
@@ -201,7 +201,7 @@ struct KernelsForDevice {
                                 const OptionalTensor& key_lengths, const OptionalTensor& sink,
                                 at::Tensor* sink_probability, const Dropout& dropout = {},
                                 const OptionalTensor& before_dropout = {}, const OptionalTensor& state = {}) {
-    at::Tensor y = at::empty(x.sizes(), x.options());
+    at::Tensor y = Launch::empty_as(x);
     OptionalTensor statistic;
     if (sink_probability != nullptr) statistic = *sink_probability = empty_statistic(x);
     if (x.numel() == 0) {

@@ -51,6 +51,7 @@ void check_launch(cudaError_t status, int capability) {
 }
 
 struct CudaLaunch {
+  static at::Tensor empty_as(const at::Tensor& x) { return at::empty(x.sizes(), x.options()); }
   static void forward(const ForwardProblem& problem, const at::Tensor& x) {
     const c10::cuda::CUDAGuard guard(x.device());
     const cuda::Device device = current_device();
