@@ -124,37 +124,23 @@ template <int kElementBytes>
 struct HalfVectors {
   static constexpr int kBytes = kVectorBytes / 2;
   static constexpr int kMostShift = kElementBytes < kBytes ? kBytes : 0;  // of the 16 bytes in the first one, less than this
-  static constexpr int kWords = kMostShift > 0 ? 6 : 4;
-  uint32_t word[kWords];
-
-  // Of copies of one word, which realigned() leaves as it is; of which nothing is known.
-  static __device__ __forceinline__ HalfVectors filled_with(uint32_t copied) {
-    HalfVectors halves;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) halves.word[w] = copied;
-    return halves;
-  }
-  static __device__ __forceinline__ HalfVectors any() {
-    HalfVectors halves;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) halves.word[w] = any_word();
-    return halves;
-  }
+  using Joined = Chunk<kVectorBytes + kMostShift>;
 
   // From the first one's place on.
-  __device__ __forceinline__ void load(const char* first) {
+  static __device__ __forceinline__ void load(Joined& halves, const char* first) {
 #pragma unroll
-    for (int w = 0; w < kWords; w += 2) load_8(word[w], word[w + 1], first + 4 * w);
+    for (int w = 0; w < (kVectorBytes + kMostShift) / 4; w += 2) load_8(halves.word[w], halves.word[w + 1], first + 4 * w);
   }
 
-  // As realign_words().
+  // As realign_words(). Copies of one word stay as they are.
   template <int kWordShift>
-  __device__ __forceinline__ Chunk<16> realigned(int bits) const {
+  static __device__ __forceinline__ Chunk<16> realigned(const Joined& halves, int bits) {
     Chunk<16> result;
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const int from = w + kWordShift;
-      result.word[w] = kElementBytes < 4 ? __funnelshift_r(word[from], word[from + 1], bits) : word[from];
+      result.word[w] =
+          kElementBytes < 4 ? __funnelshift_r(halves.word[from], halves.word[from + 1], bits) : halves.word[from];
     }
     return result;
   }
@@ -613,7 +599,11 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
     extent.end = one_number(extent.end);
   }
   const auto column = [&](int k, int p) { return (first + k) * kLength + p * kPieceCount; };
-  const auto fill = [&](int k, int p) { out[k][p] = kFills ? filled_with<kChunkBytes>(dead) : any_chunk<kChunkBytes>(); };
+  // What is not read.
+  const auto fill_chunk = [&]<int kBytes>(Chunk<kBytes>& chunk) {
+    chunk = kFills ? filled_with<kBytes>(dead) : any_chunk<kBytes>();
+  };
+  const auto fill = [&](int k, int p) { fill_chunk(out[k][p]); };
   // Calls each(k, p) for the pieces of all vectors.
   const auto for_pieces = [&](const auto& each) {
 #pragma unroll
@@ -733,14 +723,16 @@ __device__ __forceinline__ void load_vectors(typename S::Piece (&out)[kVectors][
     using Halves = HalfVectors<kElementBytes>;
     const int half_shift = shift % Halves::kBytes;
     const char* lane_half = one_address(lane_boundary + (shift - half_shift));
-    Halves halves[kVectors][S::kPieces];
+    typename Halves::Joined halves[kVectors][S::kPieces];
     for_pieces([&](int k, int p) {
       const int a = column(k, p);
-      halves[k][p] = kFills ? Halves::filled_with(dead) : Halves::any();
-      if (extent.any_live(a, kPieceCount)) halves[k][p].load(lane_half + a * kElementBytes);
+      fill_chunk(halves[k][p]);
+      if (extent.any_live(a, kPieceCount)) Halves::load(halves[k][p], lane_half + a * kElementBytes);
     });
     with_word_shift<Halves::kMostShift>(half_shift, [&](auto word_shift) {
-      for_pieces([&](int k, int p) { out[k][p] = halves[k][p].template realigned<word_shift>(8 * (shift & 3)); });
+      for_pieces([&](int k, int p) {
+        out[k][p] = Halves::template realigned<word_shift>(halves[k][p], 8 * (shift & 3));
+      });
     });
   } else if constexpr (kChunkBytes > kElementBytes) {
     read_all(read_two);

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "cuda/kernels.h"
 #include "cuda/kernel_list.h"
+#include "cuda/kernels.h"
 #include "elements.h"
 #include "memory.h"
 #include "philox.h"
